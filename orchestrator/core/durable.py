@@ -1,0 +1,91 @@
+"""What survives a restart: leases of samples, ledger entries, checkpoint manifests, control state."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.core.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A range of global sample positions that one group may consume in one step."""
+
+    lease_id: str
+    epoch: int
+    first_sample: int
+    end_sample: int
+    group_index: int
+    step: int
+    status: Literal["granted", "committed", "returned"] = "granted"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_sample < self.end_sample:
+            raise ValueError(
+                f"lease {self.lease_id} covers {self.first_sample} to {self.end_sample}; it needs at least one sample"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """One priced interval of one device. Append-only; a correction is a new entry.
+
+    ``from_s`` and ``to_s`` are billed seconds, ``price_per_hour`` is the price used.
+    """
+
+    from_s: float
+    to_s: float
+    device: str
+    pool: str
+    price_per_hour: float
+    usd: float
+    egress_bytes: float = 0.0
+    egress_usd: float = 0.0
+    cause: str = "use"  # use | block | egress | standing | correction
+    estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFile:
+    """One layer's file in a checkpoint; ``path`` is relative to the checkpoint."""
+
+    layer: int
+    path: str
+    size_bytes: int
+    checksum: str  # sha256 hex
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointManifest:
+    """Written last: a checkpoint without it does not exist. ``step`` is the next step to run."""
+
+    step: int
+    generation: int
+    files: tuple[CheckpointFile, ...]
+    num_layers: int
+    samples_committed: int
+    seed: int
+    loss_scale: float = 1.0
+    optimizer: str = ""
+    schema: str = "lyray.checkpoint/1"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlState:
+    """All that the loop needs to go on after its process died."""
+
+    slot: int
+    generation: int
+    plan: Plan
+    time_s: float  # of the run's clock, summed over all lives of the run
+    backlog_usd: float
+    penalty_weight: float
+    best_ratio_samples_per_usd: float  # rho's running maximum
+    spent_usd: float
+    num_ledger_entries: int
+    next_step: int
+    samples_committed: int
+    checkpoint_step: int | None
+    slowdowns: tuple[tuple[str, float], ...] = ()
+    num_failures: int = 0
+    num_preemptions: int = 0
+    num_replans: int = 0

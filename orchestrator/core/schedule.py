@@ -1,0 +1,146 @@
+"""A group's Program: for each stage the ordered instructions that workers and simulator both execute."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from orchestrator.core.plan import Group
+
+FORWARD, BACKWARD = "F", "B"
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """Run one microbatch through a stage in one direction, then pass the result on.
+
+    ``source`` and ``target`` are stage indices of the same group, None at the ends of the
+    pipeline; ``tag`` numbers the transfer it produces, ``source_tag`` the one it waits for.
+    """
+
+    op: str  # FORWARD or BACKWARD
+    microbatch: int
+    source: int | None
+    target: int | None
+    source_tag: int
+    tag: int
+    size_bytes: int = 0  # of the transfer it produces
+    version: int = 0  # of the weights; asynchronous schedules only
+
+
+Program = tuple[tuple[Instruction, ...], ...]  # one tuple of instructions per stage
+Order = Callable[[int, int, int], Sequence[tuple[str, int]]]
+
+
+def _one_f_one_b(
+    inflight: int, num_microbatches: int, num_stages: int
+) -> Sequence[tuple[str, int]]:
+    ahead = min(num_microbatches, inflight - 1)
+    order = [(FORWARD, k) for k in range(ahead)]
+    for k in range(num_microbatches):
+        if ahead + k < num_microbatches:
+            order.append((FORWARD, ahead + k))
+        order.append((BACKWARD, k))
+    return order
+
+
+def _gpipe(inflight: int, num_microbatches: int, num_stages: int) -> Sequence[tuple[str, int]]:
+    forwards = [(FORWARD, k) for k in range(num_microbatches)]
+    return [*forwards, *((BACKWARD, k) for k in range(num_microbatches))]
+
+
+SCHEDULES: dict[str, Order] = {"1f1b": _one_f_one_b, "gpipe": _gpipe}
+"""Name to order: (K_s, microbatches, stages) -> (op, microbatch) of one stage."""
+
+
+def build_program(
+    group: Group, schedule: str, boundary_bytes_per_sample: Sequence[float] = ()
+) -> Program:
+    """Return the Program of a group.
+
+    Args:
+        group: Its stages (with K_s) and microbatches.
+        schedule: A key of ``SCHEDULES``.
+        boundary_bytes_per_sample: Bytes leaving each layer for the next, per sample; empty:
+            transfers get size 0 (the workers know the real size).
+
+    Raises:
+        ValueError: On an unknown schedule, or if the Program would deadlock.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"unknown schedule {schedule!r}; known: {', '.join(SCHEDULES)}")
+    order, last = SCHEDULES[schedule], len(group.stages) - 1
+    program = []
+    for s, stage in enumerate(group.stages):
+        todo = []
+        for op, k in order(stage.inflight, len(group.microbatches), len(group.stages)):
+            forward = op == FORWARD
+            source = (s - 1 if s > 0 else None) if forward else (s + 1 if s < last else None)
+            target = (s + 1 if s < last else None) if forward else (s - 1 if s > 0 else None)
+            border = stage.end_layer - 1 if forward else stage.first_layer - 1
+            size = 0.0
+            if target is not None and len(boundary_bytes_per_sample):
+                size = boundary_bytes_per_sample[border] * group.microbatches[k]
+            tag = 2 * k + (0 if forward else 1)
+            todo.append(Instruction(op, k, source, target, tag, tag, round(size)))
+        program.append(tuple(todo))
+    check_program(tuple(program), len(group.microbatches))
+    return tuple(program)
+
+
+def check_program(program: Program, num_microbatches: int) -> None:
+    """Refuse a Program that cannot run.
+
+    Raises:
+        ValueError: On a microbatch without exactly one forward and one backward, a backward
+            before its forward, or stages that wait for each other for ever.
+    """
+    wanted = sorted((op, k) for op in (BACKWARD, FORWARD) for k in range(num_microbatches))
+    for s, todo in enumerate(program):
+        if sorted((i.op, i.microbatch) for i in todo) != wanted:
+            raise ValueError(
+                f"stage {s} does not run each of {num_microbatches} microbatches once forward and once backward"
+            )
+        seen: set[int] = set()
+        for i in todo:
+            if i.op == FORWARD:
+                seen.add(i.microbatch)
+            elif i.microbatch not in seen:
+                raise ValueError(
+                    f"stage {s} runs microbatch {i.microbatch} backward before forward"
+                )
+    done: set[tuple[int, str, int]] = set()
+    position = [0] * len(program)
+    moved = True
+    while moved:
+        moved = False
+        for s, todo in enumerate(program):
+            while position[s] < len(todo):
+                i = todo[position[s]]
+                if i.source is not None and (i.source, i.op, i.microbatch) not in done:
+                    break
+                done.add((s, i.op, i.microbatch))
+                position[s] += 1
+                moved = True
+    stuck = [(s, todo[position[s]]) for s, todo in enumerate(program) if position[s] < len(todo)]
+    if stuck:
+        raise ValueError(f"deadlock: stages wait for each other at {stuck}")
+
+
+def list_schedule(
+    release_s: Sequence[float], duration_s: Sequence[float], owners: Sequence[Sequence[int]]
+) -> tuple[float, ...]:
+    """Finish time of each gradient sum: taken by release time, each occupies all its owners.
+
+    Args:
+        release_s: Earliest start of each segment.
+        duration_s: Time its sum takes.
+        owners: Per segment, the workers (any hashable numbering) it occupies.
+
+    Source: docs/model.md, section 3.6.
+    """
+    free_s: dict[int, float] = {}
+    finish_s = [0.0] * len(release_s)
+    for z in sorted(range(len(release_s)), key=lambda z: (release_s[z], z)):
+        start = max([release_s[z], *(free_s.get(o, 0.0) for o in owners[z])])
+        finish_s[z] = start + duration_s[z]
+        free_s.update(dict.fromkeys(owners[z], finish_s[z]))
+    return tuple(finish_s)

@@ -1,0 +1,241 @@
+"""One slot, from what is seen to what is recorded: observation, problem, estimate, decision, record."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from orchestrator.core.cluster import ClusterState, Device, Offer
+from orchestrator.core.model import ModelProfile
+from orchestrator.core.plan import Migration, Plan
+
+DecisionKind = Literal["keep", "reassign", "switch", "idle"]
+PHASES = ("compute", "receive", "reduce", "update", "data")
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one device did in one committed step; virtual seconds on an emulated device."""
+
+    generation: int
+    step: int
+    device_id: str
+    group_index: int
+    num_samples: int  # of its group
+    started_s: float  # on the run's clock
+    ended_s: float
+    step_s: float
+    compute_s: float  # its own forward and backward, no waiting
+    receive_s: float = 0.0
+    reduce_s: float = 0.0
+    update_s: float = 0.0
+    data_s: float = 0.0
+    wall_step_s: float = 0.0  # equals step_s where nothing is emulated
+    num_operations: int = 0
+    num_late: int = 0  # emulated operations whose real work outlasted the virtual time
+    cpu_s: float = 0.0
+    peak_memory_bytes: int = 0
+    loss: float | None = None  # of the whole step: sum of losses over sum of weights
+    grad_norm: float | None = None
+    lr: float = 0.0
+    skipped: bool = False  # no update: the gradient was not finite
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceJoined:
+    """A device is there to be used."""
+
+    device: Device
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLost:
+    """A device is gone; ``reason`` as one line."""
+
+    device_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionNotice:
+    """A device will be taken away at ``deadline_s``."""
+
+    device_id: str
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """A worker reported an error. ``user_traceback`` is set when the user's code raised it."""
+
+    device_id: str
+    step: int
+    message: str
+    user_traceback: str = ""
+
+
+ClusterEvent = DeviceJoined | DeviceLost | PreemptionNotice | WorkerFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A stretch of the run's clock in which a device was held for the plan, working or not."""
+
+    device_id: str
+    from_s: float
+    to_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One slot as the backend saw it. ``offers`` are the prices in force from now on.
+
+    ``usage`` covers the slot without gaps or overlaps: what is held across the slot's end is
+    cut there and goes on in the next observation.
+    """
+
+    now_s: float
+    usage: tuple[Usage, ...]
+    reports: tuple[StepReport, ...]
+    events: tuple[ClusterEvent, ...]
+    offers: tuple[Offer, ...]
+    next_step: int  # the first step not yet committed
+    devices: tuple[Device, ...]  # present now, as discovered (slowdown 1)
+    paused: bool = False  # the workers stand at a step boundary: leases used up or asked to hold
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningProblem:
+    """All that a strategy may look at: same problem, same plan.
+
+    ``budget_usd_per_s`` is for reference strategies that plan against the rate itself; the
+    joint planner sees money only through ``backlog_usd`` / ``penalty_weight``.
+    """
+
+    cluster: ClusterState
+    model: ModelProfile
+    batch_samples: int
+    microbatch_samples: int  # the largest allowed
+    schedules: tuple[str, ...]
+    max_team: int
+    overlap: bool
+    penalty_weight: float  # V', $^2/sample
+    backlog_usd: float  # Q
+    budget_usd_per_s: float
+    incumbent: Plan | None
+    memory_margin_ratio: float = 0.10
+    seed: int = 0
+
+    @property
+    def price_of_money_samples_per_usd(self) -> float:
+        """lambda = Q/V'."""
+        return self.backlog_usd / self.penalty_weight
+
+
+@dataclass(frozen=True, slots=True)
+class StepEstimate:
+    """What the cost model says of a plan."""
+
+    step_s: float
+    samples_per_s: float
+    cost_usd_per_s: float  # of the run's clock, egress included
+    exposed_comm_s: float = 0.0
+    bubble_ratio: float = 0.0
+    group_s: tuple[float, ...] = ()  # pipeline time of each group
+    sync_s: float = 0.0  # gradient sums after the last group
+    update_s: float = 0.0
+    egress_usd_per_s: float = 0.0
+    peak_memory_bytes: tuple[tuple[str, int], ...] = ()  # per device in use
+    compute_s: tuple[
+        tuple[str, float], ...
+    ] = ()  # per device in use, of one step, slowdown included
+    interpolated: bool = False  # some time was interpolated or priced from FLOP
+
+
+IDLE_ESTIMATE = StepEstimate(step_s=0.0, samples_per_s=0.0, cost_usd_per_s=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan, what the cost model says of it, and its score J in $^2/s."""
+
+    plan: Plan
+    estimate: StepEstimate
+    score: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What runs in the next slot, and why. ``run_until_s``: the hard cap closes the slot there."""
+
+    kind: DecisionKind
+    plan: Plan
+    predicted: StepEstimate
+    reason: str
+    migration: Migration = Migration()
+    run_until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """One device in a SlotRecord."""
+
+    device_id: str
+    kind: str
+    pool: str
+    state: Literal["used", "idle", "lost"]
+    slowdown: float
+    straggler: bool
+    price_per_hour: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Step time, rate and money of one slot, in the units of the user's edge; nothing measured: None."""
+
+    step_s: float | None
+    samples_per_s: float | None
+    cost_per_hour_usd: float | None
+    peak_memory_bytes: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRecord:
+    """One line of ``slots.jsonl`` and the source of every metric: the slot that ended at ``time_s``.
+
+    ``plan``, ``predicted`` and ``measured`` describe the slot that ended; ``decision`` and
+    ``reason`` say what was decided at its end, and ``next_plan`` what runs from now on.
+    Times that money is counted in (``time_s``) are billed seconds.
+    """
+
+    slot: int
+    time_s: float
+    step: int  # next step to run
+    generation: int
+    decision: DecisionKind
+    reason: str
+    plan: Plan
+    next_plan: Plan
+    predicted: Rates
+    measured: Rates
+    backlog_usd: float
+    penalty_weight: float
+    price_of_money_samples_per_usd: float
+    marginal_values: tuple[tuple[str, float], ...]
+    spent_usd: float
+    budget_usd: float  # b t
+    overspend_bound_usd: float  # G1 slack: spent_usd <= budget_usd + this
+    solve_s: float
+    migration_s: float
+    moved_bytes: int
+    control_cpu_s: float
+    devices: tuple[DeviceView, ...]
+    loss: float | None = None
+    grad_norm: float | None = None
+    lr: float = 0.0
+    samples: int = 0  # committed so far
+    num_late: int = 0
+    num_operations: int = 0
+    stragglers: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
+    group_step_s: tuple[float, ...] = ()  # per group, measured compute of its busiest stage
+    bubble_ratio: float | None = None
+    price_age_s: tuple[tuple[str, float], ...] = field(default=())

@@ -1,0 +1,54 @@
+"""The errors a user can meet: each carries the status and exit code that the command ends with."""
+
+
+class OrchestratorError(Exception):
+    """The world is difficult: nobody passed nonsense, and the message says what to do."""
+
+    status: str = "failed"
+    exit_code: int = 1
+
+
+class ConfigError(OrchestratorError):
+    """The file or the arguments are wrong; the message names the dotted path, the value and the mend."""
+
+    status = "bad_config"
+    exit_code = 2
+
+
+class BudgetExhaustedError(OrchestratorError):
+    """``budget.total_usd`` is used up; a checkpoint was written first."""
+
+    status = "budget"
+    exit_code = 3
+
+
+class InfeasibleError(OrchestratorError):
+    """No plan fits the memory of the devices or the user's limits."""
+
+    status = "infeasible"
+    exit_code = 4
+
+
+class UserCodeError(OrchestratorError):
+    """The user's task raised. ``user_traceback`` holds the user's own frames, as text."""
+
+    status = "user_error"
+    exit_code = 5
+
+    def __init__(self, message: str, user_traceback: str = "") -> None:
+        super().__init__(message, user_traceback)
+        self.user_traceback = user_traceback
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class LostWorkerError(OrchestratorError):
+    """A device was lost and what is left cannot go on; the message names the device."""
+
+    status = "too_few_workers"
+    exit_code = 6
+
+
+class SolverError(OrchestratorError):
+    """The solver gave no answer within its limit; the caller falls back and counts it."""

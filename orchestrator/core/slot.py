@@ -239,3 +239,12 @@ class SlotRecord:
     group_step_s: tuple[float, ...] = ()  # per group, measured compute of its busiest stage
     bubble_ratio: float | None = None
     price_age_s: tuple[tuple[str, float], ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: ``status`` as in ``result.json``, ``reason`` as one line."""
+
+    status: Literal["finished", "budget", "stopped"]
+    reason: str
+    resumable: bool  # whether ``--resume auto`` may go on from here

@@ -9,7 +9,7 @@ class OrchestratorError(Exception):
 
 
 class ConfigError(OrchestratorError):
-    """The file or the arguments are wrong; the message names the dotted path, the value and the mend."""
+    """The file or the arguments are wrong; the message names the path, the value, the mend."""
 
     status = "bad_config"
     exit_code = 2

@@ -1,4 +1,4 @@
-"""The four methods through which the control loop meets a cluster, real or simulated, and both sides' options."""
+"""The four methods by which the loop meets a cluster, real or simulated; options of both."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -31,10 +31,10 @@ class Backend(Protocol):
         """
 
     def apply(self, decision: Decision) -> None:
-        """Run ``decision.plan`` from the next step boundary on; a kept plan goes on without a pause."""
+        """Run ``decision.plan`` from the next step boundary on; a kept plan does not pause."""
 
     def checkpoint(self) -> CheckpointManifest | None:
-        """Stop at a step boundary and write all layers; None when nothing ran yet. Work resumes with ``apply``."""
+        """Stop at a step boundary, write all layers; ``apply`` resumes. None: nothing ran yet."""
 
     def close(self) -> None:
         """Release every device. Safe to call twice."""

@@ -1,4 +1,4 @@
-"""The cluster as planning sees it: devices, teams, priced offers, links, and one state of all of them."""
+"""The cluster as planning sees it: devices, teams, priced offers, links, and one state of all."""
 
 import math
 import tomllib
@@ -43,7 +43,7 @@ def known_kinds() -> Mapping[str, DeviceKind]:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator. ``slowdown`` is measured time over its own predicted time, 1 when healthy."""
+    """One accelerator. ``slowdown``: measured time over its own predicted time, 1 if healthy."""
 
     device_id: str
     pool: str
@@ -56,7 +56,8 @@ class Device:
     def __post_init__(self) -> None:
         if self.memory_bytes <= 0:
             raise ValueError(
-                f"device {self.device_id!r} has memory_bytes {self.memory_bytes}; it must be positive"
+                f"device {self.device_id!r} has memory_bytes {self.memory_bytes}; it must be "
+                "positive"
             )
         if not (self.slowdown > 0 and math.isfinite(self.slowdown)):
             raise ValueError(
@@ -66,7 +67,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """One to eight like devices of one node that run a stage together; a plain device is a team of one."""
+    """One to eight like devices of one node that run a stage; a plain device is a team of one."""
 
     team_id: str
     node_id: str
@@ -76,7 +77,8 @@ class Team:
     def __post_init__(self) -> None:
         if not 1 <= len(self.device_ids) <= 8 or len(set(self.device_ids)) != len(self.device_ids):
             raise ValueError(
-                f"team {self.team_id!r} has devices {self.device_ids}; it needs one to eight distinct ones"
+                f"team {self.team_id!r} has devices {self.device_ids}; it needs one to eight "
+                "distinct ones"
             )
 
     @property
@@ -95,7 +97,8 @@ def make_team(devices: Iterable[Device]) -> Team:
     kinds, nodes = {d.kind for d in members}, {d.node_id for d in members}
     if len(kinds) != 1 or len(nodes) != 1:
         raise ValueError(
-            f"a team needs like devices of one node, not kinds {sorted(kinds)} on nodes {sorted(nodes)}"
+            f"a team needs like devices of one node, not kinds {sorted(kinds)} on nodes "
+            f"{sorted(nodes)}"
         )
     ids = tuple(sorted(d.device_id for d in members))
     return Team(
@@ -121,7 +124,8 @@ class Offer:
     def __post_init__(self) -> None:
         if not (self.price_usd_per_s > 0 and math.isfinite(self.price_usd_per_s)):
             raise ValueError(
-                f"pool {self.pool!r} is priced {self.price_usd_per_s} $/s; a price must be positive and finite"
+                f"pool {self.pool!r} is priced {self.price_usd_per_s} $/s; a price must be "
+                "positive and finite"
             )
 
 
@@ -169,7 +173,7 @@ class Link:
             return self.points[-1][1]
         (low, low_rate), (high, high_rate) = self.points[index - 1], self.points[index]
         weight = math.log(size_bytes / low) / math.log(high / low)
-        return low_rate * (high_rate / low_rate) ** weight
+        return float(low_rate * (high_rate / low_rate) ** weight)
 
     def occupied_s(self, size_bytes: float) -> float:
         """Time the link is busy with ``size_bytes``; latency delays, it does not occupy."""
@@ -201,7 +205,8 @@ class ClusterState:
         for device in self.devices:
             if device.pool not in self._offers_by_pool:
                 raise ValueError(
-                    f"device {device.device_id!r} of pool {device.pool!r} has no price; add the pool to cluster.offers"
+                    f"device {device.device_id!r} of pool {device.pool!r} has no price; add "
+                    "the pool to cluster.offers"
                 )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -235,6 +240,7 @@ class ClusterState:
         if found is None:
             raise ValueError(
                 f"no link from {source.device_id!r} (node {source.node_id}, zone {source.zone}) to "
-                f"{target.device_id!r} (node {target.node_id}, zone {target.zone}); add it to cluster.links"
+                f"{target.device_id!r} (node {target.node_id}, zone {target.zone}); add it to "
+                "cluster.links"
             )
         return found

@@ -1,4 +1,4 @@
-"""What survives a restart: leases of samples, ledger entries, checkpoint manifests, control state."""
+"""What survives a restart: sample leases, ledger entries, manifests, control state."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,7 +21,8 @@ class Lease:
     def __post_init__(self) -> None:
         if not 0 <= self.first_sample < self.end_sample:
             raise ValueError(
-                f"lease {self.lease_id} covers {self.first_sample} to {self.end_sample}; it needs at least one sample"
+                f"lease {self.lease_id} covers {self.first_sample} to {self.end_sample}; it "
+                "needs at least one sample"
             )
 
 

@@ -27,7 +27,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerOptions:
-    """YAML section ``training.optimizer``: a class of ``torch.optim`` in lower case, and its arguments."""
+    """YAML ``training.optimizer``: a class of ``torch.optim`` in lower case, its arguments."""
 
     name: str = "adamw"
     lr: float = 3e-4
@@ -149,7 +149,8 @@ class LayerTimes:
             values = getattr(self, name)
             if any(not (v >= 0 and math.isfinite(v)) for v in values):
                 raise ValueError(
-                    f"{name} of kind {self.kind!r} holds {min(values)}; times must be finite and >= 0"
+                    f"{name} of kind {self.kind!r} holds {min(values)}; times must be finite "
+                    "and >= 0"
                 )
 
     def scaled(self, factor: float, *, kind: str | None = None) -> "LayerTimes":
@@ -175,9 +176,7 @@ class ModelProfile:
     forward_flop_per_sample: tuple[float, ...] = ()
     edges: tuple[tuple[int, int], ...] = ()
     ties: tuple[tuple[int, ...], ...] = ()  # each: layers that hold one shared parameter
-    tie_bytes: tuple[
-        float, ...
-    ] = ()  # bytes of each tie's parameter, counted in param_bytes of its layers
+    tie_bytes: tuple[float, ...] = ()  # of each tie's parameter; in param_bytes of its layers too
     optimizer_bytes_per_param_byte: float = 3.0
 
     def __post_init__(self) -> None:
@@ -188,8 +187,8 @@ class ModelProfile:
             else []
         )
         for size in self.sizes:
-            arrays += [(f"{n} (team {size.team_size})", getattr(size, n)) for n in
-                       ("param_bytes", "boundary_bytes_per_sample", "stash_bytes_per_sample")]  # fmt: skip
+            names = ("param_bytes", "boundary_bytes_per_sample", "stash_bytes_per_sample")
+            arrays += [(f"{n} (team {size.team_size})", getattr(size, n)) for n in names]
         for time in self.times:
             arrays += [
                 (f"{n} ({time.kind})", getattr(time, n))

@@ -32,12 +32,14 @@ class Stage:
     def __post_init__(self) -> None:
         if not 0 <= self.first_layer < self.end_layer:
             raise ValueError(
-                f"stage on {self.team.team_id!r} has layers {self.first_layer} to {self.end_layer}; "
+                f"stage on {self.team.team_id!r} has layers {self.first_layer} to "
+                f"{self.end_layer}; "
                 "a stage holds at least one layer"
             )
         if self.inflight < 1:
             raise ValueError(
-                f"stage on {self.team.team_id!r} has inflight {self.inflight}; it must be at least 1"
+                f"stage on {self.team.team_id!r} has inflight {self.inflight}; it must be at "
+                "least 1"
             )
 
     @property
@@ -59,8 +61,10 @@ class Group:
         for upstream, downstream in pairwise(self.stages):
             if upstream.end_layer != downstream.first_layer:
                 raise ValueError(
-                    f"stage on {downstream.team.team_id!r} starts at layer {downstream.first_layer}, but the "
-                    f"stage before it ends at {upstream.end_layer}; the stages of a group must tile the model"
+                    f"stage on {downstream.team.team_id!r} starts at layer "
+                    f"{downstream.first_layer}, but the "
+                    f"stage before it ends at {upstream.end_layer}; the stages of a group must "
+                    "tile the model"
                 )
         if not self.microbatches or min(self.microbatches) < 1:
             raise ValueError(
@@ -151,7 +155,8 @@ def step_shares(groups: Iterable[Group], num_samples: int) -> tuple[tuple[int, .
         shares.append(tuple(size for size in mine if size))
     if left:
         raise ValueError(
-            f"a step of {num_samples} samples does not fit the plan, which holds {num_samples - left}"
+            f"a step of {num_samples} samples does not fit the plan, "
+            f"which holds {num_samples - left}"
         )
     return tuple(shares)
 
@@ -166,7 +171,7 @@ class Segment:
 
 
 def segments(groups: Iterable[Group]) -> tuple[Segment, ...]:
-    """Cut the model at every stage border of every group; each piece has one owner stage per group."""
+    """Cut the model at every stage border of every group: one owner stage per group each."""
     chains = tuple(groups)
     borders = sorted({stage.first_layer for group in chains for stage in group.stages})
     ends = [*borders[1:], chains[0].num_layers] if chains else []

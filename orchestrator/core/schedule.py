@@ -1,4 +1,4 @@
-"""A group's Program: for each stage the ordered instructions that workers and simulator both execute."""
+"""A group's Program: per stage the ordered instructions that workers and simulator execute."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -93,20 +93,8 @@ def check_program(program: Program, num_microbatches: int) -> None:
         ValueError: On a microbatch without exactly one forward and one backward, a backward
             before its forward, or stages that wait for each other for ever.
     """
-    wanted = sorted((op, k) for op in (BACKWARD, FORWARD) for k in range(num_microbatches))
     for s, todo in enumerate(program):
-        if sorted((i.op, i.microbatch) for i in todo) != wanted:
-            raise ValueError(
-                f"stage {s} does not run each of {num_microbatches} microbatches once forward and once backward"
-            )
-        seen: set[int] = set()
-        for i in todo:
-            if i.op == FORWARD:
-                seen.add(i.microbatch)
-            elif i.microbatch not in seen:
-                raise ValueError(
-                    f"stage {s} runs microbatch {i.microbatch} backward before forward"
-                )
+        _check_stage(s, todo, num_microbatches)
     done: set[tuple[int, str, int]] = set()
     position = [0] * len(program)
     moved = True
@@ -123,6 +111,21 @@ def check_program(program: Program, num_microbatches: int) -> None:
     stuck = [(s, todo[position[s]]) for s, todo in enumerate(program) if position[s] < len(todo)]
     if stuck:
         raise ValueError(f"deadlock: stages wait for each other at {stuck}")
+
+
+def _check_stage(s: int, todo: Sequence[Instruction], num_microbatches: int) -> None:
+    wanted = sorted((op, k) for op in (BACKWARD, FORWARD) for k in range(num_microbatches))
+    if sorted((i.op, i.microbatch) for i in todo) != wanted:
+        raise ValueError(
+            f"stage {s} does not run each of {num_microbatches} microbatches once forward "
+            "and once backward"
+        )
+    seen: set[int] = set()
+    for i in todo:
+        if i.op == FORWARD:
+            seen.add(i.microbatch)
+        elif i.microbatch not in seen:
+            raise ValueError(f"stage {s} runs microbatch {i.microbatch} backward before forward")
 
 
 def list_schedule(

@@ -1,4 +1,4 @@
-"""One slot, from what is seen to what is recorded: observation, problem, estimate, decision, record."""
+"""One slot: what is observed, asked, estimated, decided and recorded."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -126,7 +126,7 @@ class PlanningProblem:
 
     @property
     def price_of_money_samples_per_usd(self) -> float:
-        """lambda = Q/V'."""
+        """Price of money: lambda = Q/V'."""
         return self.backlog_usd / self.penalty_weight
 
 
@@ -150,6 +150,7 @@ class StepEstimate:
     interpolated: bool = False  # some time was interpolated or priced from FLOP
 
 
+NO_MIGRATION = Migration()
 IDLE_ESTIMATE = StepEstimate(step_s=0.0, samples_per_s=0.0, cost_usd_per_s=0.0)
 
 
@@ -170,7 +171,7 @@ class Decision:
     plan: Plan
     predicted: StepEstimate
     reason: str
-    migration: Migration = Migration()
+    migration: Migration = NO_MIGRATION
     run_until_s: float | None = None
 
 
@@ -189,7 +190,7 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Step time, rate and money of one slot, in the units of the user's edge; nothing measured: None."""
+    """Step time, rate and money of one slot, in the user's units; nothing measured: None."""
 
     step_s: float | None
     samples_per_s: float | None
@@ -199,7 +200,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class SlotRecord:
-    """One line of ``slots.jsonl`` and the source of every metric: the slot that ended at ``time_s``.
+    """One line of ``slots.jsonl``, source of every metric: the slot that ended at ``time_s``.
 
     ``plan``, ``predicted`` and ``measured`` describe the slot that ended; ``decision`` and
     ``reason`` say what was decided at its end, and ``next_plan`` what runs from now on.

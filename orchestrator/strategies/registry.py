@@ -1,4 +1,4 @@
-"""Strategies by name: each turns a PlanningProblem into candidates, best first; idle is always among them."""
+"""Strategies by name: each turns a PlanningProblem into candidates, idle always among them."""
 
 from collections.abc import Callable
 from typing import Protocol

@@ -1,0 +1,346 @@
+"""Bytes, lines and frozen dataclasses to and from fsspec URLs: atomic, whole or not at all."""
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from uuid import uuid4
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+T = TypeVar("T")
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+_TEMPORARY = ".tmp-"  # marks a file that is still being written; never listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """YAML section ``run``: what the run is called and where its files go."""
+
+    name: str
+    """Name of the run, [a-z0-9-]; becomes the folder under ``storage_path``."""
+
+    storage_path: str = "./runs"
+    """Local path or any fsspec URL (``s3://bucket/prefix``, ``gs://``, ``memory://``)."""
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", self.name):
+            raise ValueError(
+                f"name is {self.name!r}; write lower-case letters, digits and inner hyphens"
+            )
+        if not self.storage_path:
+            raise ValueError("storage_path is empty; write a folder or a URL")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; write 0 or more")
+
+    @property
+    def run_url(self) -> str:
+        """Folder of the run's files; an absolute path where the storage is local."""
+        return join(absolute(self.storage_path), self.name)
+
+
+def absolute(url: str) -> str:
+    """Return the URL, or for a local path the same path independent of the working directory."""
+    return url if "://" in url else str(Path(url).expanduser().resolve())
+
+
+def join(url: str, *parts: str) -> str:
+    """Return the URL of a file or folder below ``url``."""
+    base = url if url.endswith("://") else url.rstrip("/") + "/"
+    return base + "/".join(part.strip("/") for part in parts)
+
+
+def write_bytes(url: str, data: bytes) -> None:
+    """Write a whole file so that a reader, or a crash at any byte, sees the old one or the new one.
+
+    Locally: temporary name, fsync, rename. An object store publishes an upload at its end;
+    its fsspec driver retries by itself.
+
+    Raises:
+        OSError: If the storage refuses; what was there before is untouched.
+    """
+    filesystem, path = _open(url)
+    if not isinstance(filesystem, LocalFileSystem):
+        filesystem.makedirs(filesystem._parent(path), exist_ok=True)
+        filesystem.pipe_file(path, data)
+        return
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{target.name}{_TEMPORARY}{uuid4().hex}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+        _sync_folder(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_bytes(url: str) -> bytes:
+    """Return a whole file. Raises FileNotFoundError when there is none."""
+    filesystem, path = _open(url)
+    return cast("bytes", filesystem.cat_file(path))
+
+
+def exists(url: str) -> bool:
+    """Whether a file or folder is there."""
+    filesystem, path = _open(url)
+    return bool(filesystem.exists(path))
+
+
+def list_names(url: str) -> tuple[str, ...]:
+    """Names of the files and folders directly below ``url``, sorted; none when it is absent."""
+    filesystem, path = _open(url)
+    filesystem.invalidate_cache()  # object stores cache listings: another process may have written
+    try:
+        found = filesystem.ls(path, detail=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    names = {str(name).rstrip("/").rsplit("/", 1)[-1] for name in found}
+    return tuple(sorted(name for name in names if _TEMPORARY not in name))
+
+
+def delete(url: str) -> None:
+    """Remove a file, or a folder with all it holds; nothing happens when it is absent."""
+    filesystem, path = _open(url)
+    if filesystem.exists(path):
+        filesystem.rm(path, recursive=True)
+
+
+def append_line(url: str, line: str) -> None:
+    """Append one line to a text file; see ``append_lines``."""
+    append_lines(url, (line,))
+
+
+def append_lines(url: str, lines: Iterable[str]) -> None:
+    """Append lines, durable when this returns. A torn last line of a crash is cut off first.
+
+    An object store cannot append: there the whole file is written anew, so give a slot's
+    lines in one call.
+
+    Raises:
+        ValueError: If a line holds a line break.
+    """
+    wanted = list(lines)
+    if any("\n" in line for line in wanted):
+        raise ValueError("a line to append holds a line break; write one record a line")
+    data = "".join(f"{line}\n" for line in wanted).encode()
+    if not data:
+        return
+    filesystem, path = _open(url)
+    if not isinstance(filesystem, LocalFileSystem):
+        old = filesystem.cat_file(path) if filesystem.exists(path) else b""
+        write_bytes(url, old[: old.rfind(b"\n") + 1] + data)
+        return
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("ab+") as file:
+        _cut_torn_line(file.fileno())
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(url: str) -> tuple[str, ...]:
+    """Return the whole lines of a text file, without a torn last one; none when it is absent."""
+    try:
+        data = read_bytes(url)
+    except FileNotFoundError:
+        return ()
+    return tuple(data[: data.rfind(b"\n") + 1].decode().splitlines())
+
+
+def write_json(url: str, value: object) -> None:
+    """Write a dataclass (or plain data) as one readable JSON file, atomically."""
+    write_bytes(url, (json.dumps(to_json(value), indent=1, allow_nan=False) + "\n").encode())
+
+
+def read_json(cls: type[T], url: str) -> T:
+    """Read what ``write_json`` wrote. Raises FileNotFoundError, or ValueError naming the key."""
+    return from_json(cls, json.loads(read_bytes(url)))
+
+
+def to_json(value: object, *, tagged: bool = False) -> Json:
+    """Return a dataclass as plain JSON data: nested, tuples as lists, infinite numbers as text.
+
+    Args:
+        value: A dataclass, or a container or scalar of JSON.
+        tagged: Add the class name under ``type``, for a value whose declared type is a union
+            of dataclasses. Inside a dataclass this follows from the field's annotation.
+
+    Raises:
+        TypeError: On a value that JSON has no form for.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        hints = _hints(type(value))
+        data: dict[str, Json] = {"type": type(value).__name__} if tagged else {}
+        for field in fields(value):
+            if field.init:
+                needs_tag = len(_dataclasses_of(hints[field.name])) > 1
+                data[field.name] = to_json(getattr(value, field.name), tagged=needs_tag)
+        return data
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item, tagged=tagged) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item, tagged=tagged) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{type(value).__name__} has no JSON form: {value!r}")
+
+
+def from_json(cls: type[T], data: object) -> T:
+    """Build a dataclass from what ``to_json`` returned.
+
+    Raises:
+        ValueError: On a missing or unknown key or a value of the wrong type, with its path.
+    """
+    return cast("T", _decode(cls, data, cls.__name__))
+
+
+def from_json_union(classes: Sequence[type[T]], data: object) -> T:
+    """Build the one of several dataclasses that ``type`` names (``to_json(..., tagged=True)``)."""
+    return cast("T", _decode_dataclass(tuple(classes), data, "value"))
+
+
+def _open(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    filesystem, path = fsspec.core.url_to_fs(url)
+    return filesystem, path
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cut_torn_line(descriptor: int) -> None:
+    size = os.fstat(descriptor).st_size
+    end = size
+    while end:  # a torn line is short: look at the tail, block by block
+        start = max(0, end - 4096)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end != size:
+        os.ftruncate(descriptor, end)
+
+
+@cache
+def _hints(cls: type) -> dict[str, object]:
+    return get_type_hints(cls)
+
+
+def _dataclasses_of(hint: object) -> tuple[type, ...]:
+    """Dataclasses that a value of this annotation may be, directly or inside a tuple."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        return (hint,)
+    return tuple(c for part in get_args(hint) for c in _dataclasses_of(part))
+
+
+def _wrong(path: str, data: object, wanted: str) -> ValueError:
+    return ValueError(f"{path} is {data!r}; it must be {wanted}")
+
+
+def _decode(hint: object, data: object, path: str) -> object:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return _decode_union(parts, data, path)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _decode_dataclass((hint,), data, path)
+    if origin is Literal:
+        if data not in parts:
+            raise _wrong(path, data, f"one of {', '.join(map(repr, parts))}")
+        return data
+    if origin is tuple:
+        return _decode_tuple(parts, data, path)
+    if origin is not None and issubclass(cast("type", origin), Mapping):
+        if not isinstance(data, Mapping):
+            raise _wrong(path, data, "an object")
+        return {str(k): _decode(parts[1], item, f"{path}.{k}") for k, item in data.items()}
+    return _decode_scalar(hint, data, path)
+
+
+def _decode_scalar(hint: object, data: object, path: str) -> object:
+    if hint is float and not isinstance(data, bool):
+        if isinstance(data, int | float):
+            return float(data)
+        if data in ("inf", "-inf", "nan"):
+            return float(str(data))
+    elif hint is int and isinstance(data, bool):
+        pass
+    elif isinstance(hint, type):
+        if isinstance(data, hint):
+            return data
+    else:
+        return data  # Any: plain JSON data
+    raise _wrong(path, data, f"of type {getattr(hint, '__name__', hint)}")
+
+
+def _decode_union(parts: tuple[object, ...], data: object, path: str) -> object:
+    if data is None and NoneType in parts:
+        return None
+    classes = tuple(p for p in parts if isinstance(p, type) and is_dataclass(p))
+    if isinstance(data, Mapping) and classes:
+        return _decode_dataclass(classes, data, path)
+    errors = []
+    for part in parts:
+        try:
+            return _decode(part, data, path)
+        except ValueError as error:
+            errors.append(str(error))
+    raise ValueError(errors[-1])
+
+
+def _decode_tuple(parts: tuple[object, ...], data: object, path: str) -> object:
+    if not isinstance(data, list | tuple):
+        raise _wrong(path, data, "a list")
+    if len(parts) == 2 and parts[1] is Ellipsis:
+        return tuple(_decode(parts[0], item, f"{path}[{i}]") for i, item in enumerate(data))
+    if len(parts) != len(data):
+        raise ValueError(f"{path} has {len(data)} entries; it must have {len(parts)}")
+    return tuple(
+        _decode(part, item, f"{path}[{i}]")
+        for i, (part, item) in enumerate(zip(parts, data, strict=True))
+    )
+
+
+def _decode_dataclass(classes: tuple[type, ...], data: object, path: str) -> object:
+    if not isinstance(data, Mapping):
+        raise _wrong(path, data, "an object")
+    values = dict(data)
+    cls = classes[0]
+    if len(classes) > 1:
+        name = values.pop("type", None)
+        found = [c for c in classes if c.__name__ == name]
+        if not found:
+            known = ", ".join(c.__name__ for c in classes)
+            raise ValueError(f"{path}.type is {name!r}; it must be one of {known}")
+        cls = found[0]
+    known_fields = {field.name for field in fields(cls) if field.init}
+    unknown = sorted(set(values) - known_fields)
+    if unknown:
+        raise ValueError(f"{path} has the unknown key {unknown[0]!r}")
+    hints = _hints(cls)
+    decoded = {key: _decode(hints[key], item, f"{path}.{key}") for key, item in values.items()}
+    try:
+        return cls(**decoded)
+    except TypeError as error:  # a field without default is missing
+        raise ValueError(f"{path}: {error}") from None

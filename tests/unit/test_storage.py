@@ -1,0 +1,193 @@
+"""Files and the JSON form of the nouns."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator import storage
+from orchestrator.core.cluster import Device, Team
+from orchestrator.core.durable import CheckpointFile, CheckpointManifest, ControlState, LedgerEntry
+from orchestrator.core.plan import Group, LayerSplit, Plan, Stage
+from orchestrator.core.slot import (
+    ClusterEvent,
+    DeviceJoined,
+    DeviceLost,
+    DeviceView,
+    Observation,
+    PreemptionNotice,
+    Rates,
+    SlotRecord,
+    WorkerFailed,
+)
+from orchestrator.storage import RunOptions
+
+EVENTS = (DeviceJoined, DeviceLost, PreemptionNotice, WorkerFailed)
+
+
+def a_plan() -> Plan:
+    team = Team("fast-0", "n0", "a100-40", ("fast-0",))
+    stage = Stage(team, 0, 4, inflight=2, splits=(LayerSplit(("batch",), (1,)),) * 4)
+    return Plan(3, "1f1b", (Group((stage,), (4, 4, 3)),))
+
+
+def a_record() -> SlotRecord:
+    rates = Rates(0.5, 128.0, 3.5, (("fast-0", 1000),))
+    return SlotRecord(
+        slot=4, time_s=240.0, step=17, generation=3, decision="keep", reason="best by far",
+        plan=a_plan(), next_plan=a_plan(), predicted=rates, measured=Rates(None, None, None),
+        backlog_usd=0.1, penalty_weight=2.0, price_of_money_samples_per_usd=0.05,
+        marginal_values=(("z2", 0.3),), spent_usd=1.0, budget_usd=1.2, overspend_bound_usd=0.4,
+        solve_s=0.01, migration_s=0.0, moved_bytes=0, control_cpu_s=0.02,
+        devices=(DeviceView("fast-0", "a100-40", "fast", "used", 1.0, False, 3.67),),
+    )  # fmt: skip
+
+
+@pytest.fixture(params=["local", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path) if request.param == "local" else f"memory://{tmp_path.name}"
+
+
+def test_what_was_written_is_read(folder: str) -> None:
+    url = storage.join(folder, "a", "b.bin")
+    assert not storage.exists(url)
+    storage.write_bytes(url, b"one")
+    storage.write_bytes(url, b"two")
+    assert storage.read_bytes(url) == b"two"
+    assert storage.list_names(folder) == ("a",)
+    assert storage.list_names(storage.join(folder, "a")) == ("b.bin",)
+
+
+def test_a_missing_file_is_not_found_and_a_missing_folder_is_empty(folder: str) -> None:
+    with pytest.raises(FileNotFoundError):
+        storage.read_bytes(storage.join(folder, "none"))
+    assert storage.list_names(storage.join(folder, "none")) == ()
+    assert storage.read_lines(storage.join(folder, "none.jsonl")) == ()
+    storage.delete(storage.join(folder, "none"))
+
+
+def test_delete_removes_a_folder_with_all_it_holds(folder: str) -> None:
+    storage.write_bytes(storage.join(folder, "c", "x"), b"1")
+    storage.write_bytes(storage.join(folder, "c", "y"), b"2")
+    storage.delete(storage.join(folder, "c"))
+    assert not storage.exists(storage.join(folder, "c", "x"))
+
+
+def test_a_file_still_being_written_is_not_listed(tmp_path: Path) -> None:
+    """Lightning-AI/pytorch-lightning#19970: killed while saving, the newest file is truncated."""
+    storage.write_bytes(str(tmp_path / "whole"), b"1")
+    (tmp_path / "half.tmp-123").write_bytes(b"")
+    assert storage.list_names(str(tmp_path)) == ("whole",)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "inside").write_bytes(b"old")
+    with pytest.raises(OSError, match="taken"):
+        storage.write_bytes(str(tmp_path / "taken"), b"new")
+    assert (tmp_path / "taken" / "inside").read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+
+
+def test_lines_come_back_in_order(folder: str) -> None:
+    url = storage.join(folder, "deep", "lines.jsonl")
+    storage.append_line(url, "a")
+    storage.append_lines(url, ["b", "c"])
+    storage.append_lines(url, [])
+    assert storage.read_lines(url) == ("a", "b", "c")
+
+
+@given(torn=st.binary(max_size=40).filter(lambda b: b"\n" not in b))
+def test_a_line_torn_by_a_crash_is_dropped_and_earlier_lines_stay(
+    tmp_path_factory: pytest.TempPathFactory, torn: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("torn") / "ledger.jsonl"
+    path.write_bytes(b"first\n" + torn)
+    assert storage.read_lines(str(path)) == ("first",)
+    storage.append_line(str(path), "second")
+    assert path.read_bytes() == b"first\nsecond\n"
+
+
+def test_a_torn_line_longer_than_a_block_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b"first\n" + b"x" * 10_000)
+    storage.append_line(str(path), "second")
+    assert storage.read_lines(str(path)) == ("first", "second")
+
+
+def test_a_line_break_inside_a_line_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="line break"):
+        storage.append_line(str(tmp_path / "x"), "a\nb")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        a_plan(),
+        a_record(),
+        LedgerEntry(0, 60, "fast-0", "fast", 3.67, 0.06),
+        CheckpointManifest(100, 3, (CheckpointFile(0, "layer-0", 10, "ab"),), 1, 6400, 0),
+        ControlState(
+            3, 2, a_plan(), 180.0, 0.1, float("inf"), 0.0, 1.0, 5, 100, 6400, None, (("a", 1.5),)
+        ),
+    ],
+)
+def test_every_noun_survives_json(value: object) -> None:
+    text = json.dumps(storage.to_json(value), allow_nan=False)
+    assert storage.from_json(type(value), json.loads(text)) == value
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        DeviceJoined(Device("a", "p", "t4", "n", "z", 10)),
+        DeviceLost("a", "gone"),
+        PreemptionNotice("a", 3.0),
+        WorkerFailed("a", 7, "boom", "Traceback"),
+    ],
+)
+def test_an_event_comes_back_as_its_own_class(event: ClusterEvent) -> None:
+    data = storage.to_json(event, tagged=True)
+    assert storage.from_json_union(EVENTS, data) == event
+    seen = Observation(1.0, (), (), (event,), (), 0, ())
+    assert storage.from_json(Observation, storage.to_json(seen)) == seen
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step": "x"}, r"CheckpointManifest\.step is 'x'"),
+        ({"step": True}, r"CheckpointManifest\.step is True"),
+        ({"stp": 1}, r"unknown key 'stp'"),
+        ({"files": [{"layer": 0}]}, r"CheckpointManifest\.files\[0\]: .*path"),
+        ({"files": 3}, r"files is 3; it must be a list"),
+    ],
+)
+def test_wrong_data_names_the_place(change: dict[str, object], message: str) -> None:
+    good = storage.to_json(CheckpointManifest(1, 1, (), 1, 64, 0))
+    assert isinstance(good, dict)
+    with pytest.raises(ValueError, match=message):
+        storage.from_json(CheckpointManifest, {**good, **change})
+
+
+def test_json_files_are_read_as_written(folder: str) -> None:
+    url = storage.join(folder, "control.json")
+    storage.write_json(url, a_plan())
+    assert storage.read_json(Plan, url) == a_plan()
+
+
+def test_a_local_run_folder_does_not_depend_on_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert RunOptions(name="a-1").run_url == str(tmp_path / "runs" / "a-1")
+    assert RunOptions(name="a", storage_path="s3://bucket/p/").run_url == "s3://bucket/p/a"
+    assert RunOptions(name="a", storage_path="/").run_url == "/a"
+
+
+@pytest.mark.parametrize("name", ["", "Big", "a b", "../x", "-a", "a-", "a_b"])
+def test_a_name_that_is_no_folder_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="lower-case"):
+        RunOptions(name=name)

@@ -61,5 +61,5 @@ class ControlOptions:
 
     @property
     def kappa_ratio(self) -> float:
-        """kappa as a number."""
+        """The overspend share as a number."""
         return DEFAULT_KAPPA if isinstance(self.kappa, str) else self.kappa

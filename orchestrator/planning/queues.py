@@ -1,4 +1,4 @@
-"""The virtual queue that holds the long-term budget, the weight V that goes with it, and what both guarantee."""
+"""The virtual queue that holds the long-term budget, the weight V, and what both guarantee."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -43,13 +43,15 @@ class LimitOptions:
         if self.pool is not None:
             if self.min_share is None or self.max_per_hour_usd is not None:
                 raise ValueError(
-                    f"the limit of pool {self.pool!r} takes min_share and nothing else; write min_share: 0.25"
+                    f"the limit of pool {self.pool!r} takes min_share and nothing else; "
+                    "write min_share: 0.25"
                 )
             if not 0 <= self.min_share <= 1:
                 raise ValueError(f"min_share is {self.min_share}; it lies between 0 and 1")
         elif self.max_per_hour_usd is None or self.min_share is not None:
             raise ValueError(
-                f"a limit of {named[0]} takes max_per_hour_usd and nothing else; write max_per_hour_usd: 1.0"
+                f"a limit of {named[0]} takes max_per_hour_usd and nothing else; "
+                "write max_per_hour_usd: 1.0"
             )
         elif self.max_per_hour_usd < 0:
             raise ValueError(
@@ -71,7 +73,7 @@ class BudgetOptions:
     """H: over how long the average is meant; sets V."""
 
     on_exhausted: Literal["pause", "stop"] = "pause"
-    """When ``total_usd`` is used up: ``pause`` can be resumed once it is raised, ``stop`` cannot."""
+    """When ``total_usd`` is used up; ``pause`` can be resumed once it is raised, ``stop`` cannot."""
 
     allow_idle: bool = True
     """False: never wait for the average to recover; then only ``total_usd`` protects."""
@@ -99,8 +101,8 @@ class BudgetOptions:
             )
         if self.min_samples_per_s:
             raise ValueError(
-                f"min_samples_per_s is {self.min_samples_per_s}; a progress floor is not supported in "
-                "this version; write 0"
+                f"min_samples_per_s is {self.min_samples_per_s}; a progress floor is not supported "
+                "in this version; write 0"
             )
 
     @property
@@ -111,7 +113,7 @@ class BudgetOptions:
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """Virtual queues at a slot's end. A backlog that stays bounded means the budget holds on average."""
+    """Virtual queues at a slot's end; a bounded backlog means the budget holds on average."""
 
     backlog_usd: float = 0.0
     forgiven_usd: float = 0.0  # cut off by a cap so far; never paid back
@@ -154,7 +156,7 @@ class Queues:
 def penalty_weight(
     kappa: float, budget_usd_per_s: float, horizon_s: float, rho_samples_per_usd: float
 ) -> float:
-    """V in $^2/sample, such that the backlog cannot exceed ``kappa b H`` by more than one slot's bill.
+    """V in $^2/sample: the backlog cannot exceed ``kappa b H`` by more than one slot's bill.
 
     Args:
         kappa: Share of the horizon's budget that may be overspent on the way.

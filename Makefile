@@ -1,0 +1,47 @@
+# Two commands for a newcomer: `make demo` and `make test`. Prerequisite on Debian or Ubuntu:
+#   sudo apt-get install make python3-venv git
+
+# The first interpreter that is new enough; PYTHON=/path/to/python3 overrides it.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+  if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+CONFIG ?= examples/byte_gpt.yaml
+
+.PHONY: help venv demo test lint format wheel clean
+
+help:  ## Show the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+
+venv: $(READY)  ## Make .venv with everything that demo and tests need
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "lyray needs Python >= 3.11: sudo apt-get install make python3-venv git" >&2; exit 1; }
+	@echo "Installing into $(VENV) (torch and Ray: a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "python3-venv is missing: sudo apt-get install make python3-venv git" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,examples]'
+	@touch $(READY)
+
+demo: $(READY)  ## Train the demo job: local Ray, emulated unlike devices
+	$(BIN)/lyray run $(CONFIG) --set run.name=demo-$$(date +%Y%m%d-%H%M%S)
+
+test: $(READY)  ## Run the tiers unit, repo, simulation and runtime
+	$(BIN)/python -m pytest tests/unit tests/repo tests/simulation tests/runtime
+
+lint: $(READY)  ## Check format, style, types and import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+wheel: $(READY)  ## Build dist/lyray-*.whl
+	$(BIN)/python -m build --wheel
+
+clean:  ## Remove what building and testing left; .venv and runs stay
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

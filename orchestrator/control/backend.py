@@ -1,6 +1,10 @@
 """The four methods by which the loop meets a cluster, real or simulated; options of both."""
 
+import math
+import re
+from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, Protocol
 
 from orchestrator.core.durable import CheckpointManifest
@@ -45,8 +49,14 @@ class OfferOptions:
     """One entry of YAML ``cluster.offers``: a priced pool of like devices."""
 
     pool: str
+    """Name of the pool; its devices are called pool-0, pool-1, ..."""
+
     kind: str
+    """A row of core/devices.toml, or any name together with speed_ratio and memory_gib."""
+
     price_per_hour: float
+    """Dollars per device and hour, before ``discount_ratio``."""
+
     count: int = 1
     devices_per_node: int = 1
     zone: str = "z1"
@@ -58,10 +68,35 @@ class OfferOptions:
     """Speed relative to an a100-40; overrides the catalogue."""
 
     discount_ratio: float = 1.0
+    """What is paid over the listed price."""
+
     max_price_per_hour: float | None = None
     minimum_s: float = 0.0
+    """Least time that is charged once a device is taken, in billed seconds."""
+
     quantum_s: float = 1.0
+    """Charged time is rounded up to a multiple of this, in billed seconds."""
+
     billed: Literal["while_used", "while_present"] = "while_used"
+    """``while_present``: an idle device still costs."""
+
+    def __post_init__(self) -> None:
+        for name in ("pool", "zone"):
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", getattr(self, name)):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; write letters, digits, '-', '_' and '.'"
+                )
+        if not self.kind:
+            raise ValueError("kind is empty; write a device kind such as a100-40")
+        for name in (
+            "price_per_hour", "count", "devices_per_node", "memory_gib", "speed_ratio",
+            "discount_ratio", "max_price_per_hour", "quantum_s",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} is {value} in pool {self.pool!r}; it must be positive")
+        if not self.minimum_s >= 0:
+            raise ValueError(f"minimum_s is {self.minimum_s}; it must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +104,45 @@ class LinkOptions:
     """One entry of YAML ``cluster.links``; the most specific rule wins."""
 
     within: Literal["node", "zone"] | None = None
+    """Links inside every node, or inside every zone."""
+
     between: tuple[str, str] | None = None
+    """Links between these two zones, both ways."""
+
     latency_s: float = 0.0
     bandwidth_gbytes_per_s: float | None = None
+    """Bandwidth in 10^9 bytes/s; this or ``points``."""
+
     points: tuple[tuple[int, float], ...] = ()
     """(message bytes, bytes/s) instead of one bandwidth."""
 
     egress_usd_per_gb: float = 0.0
+    """Dollars per 10^9 bytes that leave a zone."""
+
+    def __post_init__(self) -> None:
+        if (self.within is None) == (self.between is None):
+            raise ValueError(
+                "a link is in one place; write within: node, within: zone or between: [z1, z2]"
+            )
+        if self.between is not None and self.between[0] == self.between[1]:
+            raise ValueError(
+                f"between is {list(self.between)}, the same zone twice; write within: zone"
+            )
+        if (self.bandwidth_gbytes_per_s is None) == (not self.points):
+            raise ValueError(
+                "a link has one bandwidth: write bandwidth_gbytes_per_s or points, not both"
+            )
+        rates = [r for _, r in self.points] or [self.bandwidth_gbytes_per_s or 0.0]
+        if not all(r > 0 and math.isfinite(r) for r in rates):
+            name = "points" if self.points else "bandwidth_gbytes_per_s"
+            raise ValueError(f"{name} is {self.points or rates[0]}; a bandwidth must be positive")
+        if any(size < 1 for size, _ in self.points) or any(
+            b[0] <= a[0] for a, b in pairwise(self.points)
+        ):
+            raise ValueError(f"points is {self.points}; message sizes must be positive and grow")
+        for name in ("latency_s", "egress_usd_per_gb"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +150,13 @@ class PriceFeedOptions:
     """YAML ``cluster.price_feed``."""
 
     path: str
+    """CSV file with the columns time_s, pool, price_per_hour."""
+
     max_age_s: float = 900.0
+
+    def __post_init__(self) -> None:
+        if not self.max_age_s > 0:
+            raise ValueError(f"max_age_s is {self.max_age_s}; it must be positive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +164,27 @@ class ClusterOptions:
     """YAML section ``cluster``."""
 
     source: Literal["emulated", "ray", "file"]
+    """Devices emulated here, found in the Ray cluster, or only listed here (planning)."""
+
     offers: tuple[OfferOptions, ...] = ()
+    """Priced pools of like devices."""
+
     links: tuple[LinkOptions, ...] = ()
     price_feed: PriceFeedOptions | None = None
     profile: str | None = None
     """A profile file; measured at the start when absent."""
+
+    def __post_init__(self) -> None:
+        if not self.offers and self.source != "ray":
+            raise ValueError(
+                "offers is empty; write a list of pools, for example "
+                "- {pool: fast, kind: a100-40, count: 2, price_per_hour: 3.67}"
+            )
+        doubled = [pool for pool, n in Counter(o.pool for o in self.offers).items() if n > 1]
+        if doubled:
+            raise ValueError(
+                f"offers names pool {doubled[0]!r} twice; give every pool a name of its own"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +193,42 @@ class EmulatedEvent:
 
     at_step: int
     device: str | None = None
+    """The device it happens to; this or ``pool``."""
+
     pool: str | None = None
     speed_ratio: float | None = None
     """Relative to the device's own normal speed."""
 
     price_per_hour: float | None = None
+    """The pool's new price."""
+
     lost: bool = False
+    """The device vanishes."""
+
     joined: int = 0
+    """So many devices join the pool."""
+
+    def __post_init__(self) -> None:
+        if self.at_step < 0:
+            raise ValueError(f"at_step is {self.at_step}; it must not be negative")
+        if (self.device is None) == (self.pool is None):
+            raise ValueError("an event happens to one device or one pool; write device: or pool:")
+        given = {
+            "speed_ratio": self.speed_ratio is not None,
+            "price_per_hour": self.price_per_hour is not None,
+            "lost": self.lost,
+            "joined": self.joined != 0,
+        }
+        if sum(given.values()) != 1:
+            raise ValueError(f"an event says one thing; write exactly one of {', '.join(given)}")
+        for name in ("speed_ratio", "price_per_hour"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} is {value}; it must be positive")
+        if self.joined < 0:
+            raise ValueError(f"joined is {self.joined}; it must be positive")
+        if self.device is not None and (given["price_per_hour"] or given["joined"]):
+            raise ValueError("prices and joining devices belong to a pool; write pool: not device:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,3 +242,9 @@ class EmulationOptions:
     """One second of the run is billed as this many."""
 
     events: tuple[EmulatedEvent, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.time_scale, str) and not self.time_scale > 0:
+            raise ValueError(f"time_scale is {self.time_scale}; write auto or a positive number")
+        if not self.billing_speedup > 0:
+            raise ValueError(f"billing_speedup is {self.billing_speedup}; it must be positive")

@@ -1,6 +1,14 @@
 """Which trouble ends a run, with which error, and the one time-out that all others follow."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+
+from orchestrator.core.slot import ClusterEvent, DeviceLost, WorkerFailed
+from orchestrator.errors import LostWorkerError, UserCodeError
+
+LOST_CONTACT = "lost contact"
+"""How the message of a worker begins that only saw a neighbour vanish: never the cause itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,7 @@ class Timeouts:
     def __post_init__(self) -> None:
         ladder = (self.receive_s, self.hold_s, self.checkpoint_s, self.start_s)
         assert ladder[0] > 0, "time-outs are positive"
-        assert all(inner < outer for inner, outer in zip(ladder, ladder[1:], strict=False)), (
+        assert all(inner < outer for inner, outer in pairwise(ladder)), (
             f"time-outs must be strictly nested, not {ladder}"
         )
 
@@ -54,3 +62,51 @@ class FailureOptions:
         return Timeouts(
             receive_s=whole / 4, hold_s=whole / 2, checkpoint_s=whole, start_s=2 * whole
         )
+
+
+def judge(
+    events: Sequence[ClusterEvent], *, in_use: Collection[str], checkpoint_step: int | None
+) -> None:
+    """Pass over what the run survives and raise what ends it, the cause before its consequences.
+
+    An error in the user's code always ends the run: repeating it would only cost money. A
+    device that nobody uses may leave.
+
+    Args:
+        events: What the slot brought, in order.
+        in_use: Devices of the running plan.
+        checkpoint_step: Step that a resumed run goes on with, None without a checkpoint.
+
+    Raises:
+        UserCodeError: If the user's code raised; carries the user's own frames.
+        LostWorkerError: If a device in use is gone; names it and says how to resume.
+    """
+    failed = [event for event in events if isinstance(event, WorkerFailed)]
+    for event in failed:
+        if event.user_traceback:
+            raise UserCodeError(
+                f"your code raised on device {event.device_id} at step {event.step}: "
+                f"{event.message}",
+                event.user_traceback,
+            )
+    lost = [e for e in events if isinstance(e, DeviceLost) and e.device_id in in_use]
+    causes = [
+        *((e.device_id, f"is gone: {e.reason}") for e in lost),
+        *((e.device_id, f"failed at step {e.step}: {e.message}") for e in failed if _is_cause(e)),
+        *((e.device_id, f"stopped: {e.message}") for e in failed if not _is_cause(e)),
+    ]
+    if not causes:
+        return
+    device_id, what = causes[0]
+    others = len({d for d, _ in causes} - {device_id})
+    also = f" ({others} other worker{'s' * (others > 1)} stopped with it)" if others else ""
+    resume = (
+        "no checkpoint was written yet, so the same command starts anew"
+        if checkpoint_step is None
+        else f"the same command resumes at step {checkpoint_step}"
+    )
+    raise LostWorkerError(f"device {device_id} {what}{also}; {resume}")
+
+
+def _is_cause(event: WorkerFailed) -> bool:
+    return not event.message.startswith(LOST_CONTACT)

@@ -71,6 +71,15 @@ class CheckpointManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """A device held for the run, and up to when it has been charged; seconds of the run's clock."""
+
+    device_id: str
+    until_s: float  # held so far, without a gap
+    paid_until_s: float  # later than until_s where a block was charged ahead
+
+
+@dataclass(frozen=True, slots=True)
 class ControlState:
     """All that the loop needs to go on after its process died."""
 
@@ -90,3 +99,6 @@ class ControlState:
     num_failures: int = 0
     num_preemptions: int = 0
     num_replans: int = 0
+    holds: tuple[Hold, ...] = ()
+    forgiven_usd: float = 0.0  # cut off the backlog by ``budget.queue_cap``
+    slot_bill_max_usd: float = 0.0  # C_max so far

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.core.cluster import ClusterState, Device, Offer
+from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Migration, Plan
 
@@ -249,3 +250,51 @@ class Outcome:
     status: Literal["finished", "budget", "stopped"]
     reason: str
     resumable: bool  # whether ``--resume auto`` may go on from here
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedStep:
+    """One line of ``steps.jsonl``: a step that every group finished, and the samples it used."""
+
+    step: int
+    generation: int
+    first_sample: int  # positions in the run's one global sequence, half-open
+    end_sample: int
+    step_s: float
+    ended_s: float  # on the run's clock
+    loss: float | None = None
+    grad_norm: float | None = None
+    lr: float = 0.0
+    skipped: bool = False
+
+    @property
+    def samples(self) -> int:
+        """Samples it used."""
+        return self.end_sample - self.first_sample
+
+
+RunEventKind = Literal[
+    "started", "resumed", "joined", "lost", "notice", "failed", "straggler", "recovered", "replan",
+    "price", "fallback", "checkpoint", "finished", "budget", "stopped",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """One line of ``events.jsonl``: what happened, to which device, and why."""
+
+    time_s: float  # billed seconds
+    slot: int
+    kind: RunEventKind
+    detail: str
+    device: str = ""
+    duration_s: float | None = None  # of the run's clock
+
+
+@dataclass(frozen=True, slots=True)
+class SlotJournal:
+    """What a slot adds to the run's append-only files, beside its SlotRecord."""
+
+    steps: tuple[CommittedStep, ...] = ()
+    ledger: tuple[LedgerEntry, ...] = ()
+    events: tuple[RunEvent, ...] = ()

@@ -1,4 +1,4 @@
-"""Every metric of a run, declared once, and the exporter that shows slots and steps to Prometheus."""
+"""Every metric of a run, declared once, and the exporter that shows them to Prometheus."""
 
 from dataclasses import dataclass
 

@@ -1,0 +1,148 @@
+"""Which samples each group may use, and which are used for good: a lease commits with its step."""
+
+from collections.abc import Iterable
+
+from orchestrator.core.durable import Lease
+from orchestrator.core.plan import Plan, step_shares
+from orchestrator.core.slot import CommittedStep, StepReport
+
+
+class LeaseBook:
+    """Deals the run's one global sequence of samples to groups, step by step.
+
+    Step k owns the positions [k B, min((k+1) B, total)), whatever the plan; group g takes
+    the consecutive part after the groups before it. A step commits when every group of its
+    plan has reported it, and only after the step before it: the committed range has no holes.
+    """
+
+    def __init__(
+        self, *, batch_samples: int, num_samples: int, dataset_samples: int, next_step: int = 0
+    ) -> None:
+        """Start with everything before ``next_step`` committed.
+
+        Args:
+            batch_samples: B.
+            num_samples: Positions of the whole run; only the last step may be short.
+            dataset_samples: Length of one epoch.
+            next_step: First step not yet committed.
+        """
+        self._batch_samples = batch_samples
+        self._num_samples = num_samples
+        self._dataset_samples = dataset_samples
+        self.next_step = next_step
+        self._plans: dict[int, Plan] = {}  # by generation
+        self._reports: dict[tuple[int, int], dict[int, list[StepReport]]] = {}
+
+    @property
+    def samples_committed(self) -> int:
+        """Samples used for good."""
+        return self.range_of(self.next_step)[0]
+
+    def range_of(self, step: int) -> tuple[int, int]:
+        """Positions (half-open) of a step."""
+        first = min(step * self._batch_samples, self._num_samples)
+        return first, min(first + self._batch_samples, self._num_samples)
+
+    def leases_of(self, step: int, plan: Plan) -> tuple[Lease, ...]:
+        """The leases of one step under a plan, group by group; an empty share has none."""
+        first, end = self.range_of(step)
+        leases = []
+        for group_index, sizes in enumerate(step_shares(plan.groups, end - first)):
+            mine = sum(sizes)
+            if mine:
+                leases.append(
+                    Lease(
+                        lease_id=f"{plan.generation}-{step}-{group_index}",
+                        epoch=first // self._dataset_samples,
+                        first_sample=first,
+                        end_sample=first + mine,
+                        group_index=group_index,
+                        step=step,
+                    )
+                )
+            first += mine
+        return tuple(leases)
+
+    def grant(self, plan: Plan) -> None:
+        """Let a plan use the samples from the next step boundary on, until another is granted.
+
+        Steps of the plan before it may still commit: they were under way at the boundary.
+        """
+        if not plan.is_idle:
+            self._plans[plan.generation] = plan
+
+    def knows(self, generation: int) -> bool:
+        """Whether steps of that generation may still commit."""
+        return generation in self._plans
+
+    def commit(self, reports: Iterable[StepReport]) -> tuple[CommittedStep, ...]:
+        """Take reports in and return the steps that are committed by them, in order.
+
+        Reports of another generation, and of steps committed before, are ignored.
+        """
+        for report in reports:
+            if self.knows(report.generation) and report.step >= self.next_step:
+                by_group = self._reports.setdefault((report.step, report.generation), {})
+                by_group.setdefault(report.group_index, []).append(report)
+        committed = []
+        while (generation := self._complete()) is not None:
+            committed.append(self._commit_next(generation))
+        return tuple(committed)
+
+    def open_leases(self) -> tuple[Lease, ...]:
+        """Leases of the step under way, and of later ones that some group has reported."""
+        if not self._plans:
+            return ()
+        newest = self._plans[max(self._plans)]
+        steps = {self.next_step, *(step for step, _ in self._reports)}
+        within = sorted(step for step in steps if self.range_of(step)[0] < self._num_samples)
+        return tuple(lease for step in within for lease in self.leases_of(step, newest))
+
+    def return_open(self) -> tuple[Lease, ...]:
+        """Take every granted lease back: what was not committed never happened."""
+        leases = self.open_leases()
+        self._plans.clear()
+        self._reports.clear()
+        return leases
+
+    def rewind(self, next_step: int) -> None:
+        """Go back to an earlier step, the one that a restored checkpoint goes on with."""
+        assert next_step <= self.next_step, "a checkpoint cannot lie ahead of what was committed"
+        self._reports.clear()
+        self.next_step = next_step
+
+    def _complete(self) -> int | None:
+        """Generation in which the next step has been reported by every group, if any."""
+        for generation in sorted(self._plans, reverse=True):
+            seen = self._reports.get((self.next_step, generation), {})
+            if len(seen) == len(self._plans[generation].groups):
+                return generation
+        return None
+
+    def _commit_next(self, generation: int) -> CommittedStep:
+        step, plan = self.next_step, self._plans[generation]
+        by_group = self._reports[step, generation]
+        first, end = self.range_of(step)
+        for group_index, sizes in enumerate(step_shares(plan.groups, end - first)):
+            used = {report.num_samples for report in by_group[group_index]}
+            assert used == {sum(sizes)}, (
+                f"step {step}: group {group_index} reports {sorted(used)} samples, its lease "
+                f"holds {sum(sizes)}"
+            )
+        reports = [report for found in by_group.values() for report in found]
+        self.next_step += 1
+        self._plans = {g: known for g, known in self._plans.items() if g >= generation}
+        self._reports = {key: r for key, r in self._reports.items() if key[0] > step}
+        told = next((r for r in reports if r.loss is not None), reports[0])
+        return CommittedStep(
+            step=step,
+            generation=generation,
+            first_sample=first,
+            end_sample=end,
+            step_s=max(r.step_s for r in reports),
+            ended_s=max(r.ended_s for r in reports),
+            loss=told.loss,
+            grad_norm=told.grad_norm,
+            lr=told.lr,
+            skipped=told.skipped,
+        )

@@ -1,0 +1,193 @@
+"""The files of a run: control state, append-only records, checkpoints with their manifest last."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from orchestrator import storage
+from orchestrator.core.durable import CheckpointManifest, ControlState, LedgerEntry
+from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal
+
+RecordName = Literal["slots", "steps", "ledger", "events"]
+
+STATE_FILE, RESULT_FILE, MANIFEST_FILE = "control.json", "result.json", "manifest.json"
+
+
+class RunStore:
+    """Reads and writes the files of one run (docs: files of a run). Holds nothing in memory."""
+
+    def __init__(self, run_url: str) -> None:
+        self.run_url = run_url
+
+    def url(self, *parts: str) -> str:
+        """Where a file of the run lies."""
+        return storage.join(self.run_url, *parts)
+
+    def save_state(self, state: ControlState) -> None:
+        """Replace the control state; what it says happened must already be in the ledger."""
+        storage.write_json(self.url(STATE_FILE), state)
+
+    def load_state(self) -> ControlState | None:
+        """The state to go on from, None when the run never got that far.
+
+        Ledger lines written after the state was saved are dollars all the same: they are
+        added to what was spent and to the backlog.
+
+        Raises:
+            ValueError: If the ledger is shorter than the state says.
+        """
+        if not storage.exists(self.url(STATE_FILE)):
+            return None
+        state = storage.read_json(ControlState, self.url(STATE_FILE))
+        entries = self.read_ledger()
+        if len(entries) < state.num_ledger_entries:
+            raise ValueError(
+                f"{self.url('ledger.jsonl')} has {len(entries)} lines, but the run had written "
+                f"{state.num_ledger_entries}; put the file back before resuming"
+            )
+        late_usd = math.fsum(e.usd + e.egress_usd for e in entries[state.num_ledger_entries :])
+        return replace(
+            state,
+            num_ledger_entries=len(entries),
+            spent_usd=state.spent_usd + late_usd,
+            backlog_usd=state.backlog_usd + late_usd,
+        )
+
+    def write_journal(self, journal: SlotJournal) -> None:
+        """Append what a slot adds to steps, ledger and events."""
+        self._append("ledger", map(_plain, journal.ledger))
+        self._append("steps", map(step_json, journal.steps))
+        self._append("events", map(_plain, journal.events))
+
+    def append(self, name: RecordName, row: Mapping[str, object]) -> None:
+        """Append one record, given as plain data."""
+        self._append(name, (row,))
+
+    def read_ledger(self) -> tuple[LedgerEntry, ...]:
+        """Every line of the ledger."""
+        return tuple(storage.from_json(LedgerEntry, row) for row in self.read("ledger"))
+
+    def read(self, name: RecordName) -> tuple[dict[str, object], ...]:
+        """Every line of one record file, as plain data."""
+        return tuple(json.loads(line) for line in storage.read_lines(self.url(f"{name}.jsonl")))
+
+    def rewind_steps(self, next_step: int) -> None:
+        """Forget the lines of steps that a restored checkpoint undoes; they will run again."""
+        rows = self.read("steps")
+        kept = [row for row in rows if _step_of(row) < next_step]
+        if len(kept) < len(rows):
+            text = "".join(f"{json.dumps(row)}\n" for row in kept)
+            storage.write_bytes(self.url("steps.jsonl"), text.encode())
+
+    def write_result(self, result: Mapping[str, object]) -> None:
+        """Write ``result.json``."""
+        storage.write_json(self.url(RESULT_FILE), result)
+
+    def read_result(self) -> dict[str, object] | None:
+        """What ``result.json`` says, None when the run has not ended."""
+        if not storage.exists(self.url(RESULT_FILE)):
+            return None
+        found = json.loads(storage.read_bytes(self.url(RESULT_FILE)))
+        assert isinstance(found, dict)
+        return found
+
+    def _append(self, name: RecordName, rows: Iterable[object]) -> None:
+        lines = [json.dumps(storage.to_json(row), allow_nan=False) for row in rows]
+        if lines:
+            storage.append_lines(self.url(f"{name}.jsonl"), lines)
+
+
+class CheckpointStore:
+    """The checkpoints of one run. One without a manifest does not exist."""
+
+    def __init__(self, run_url: str, *, keep_checkpoints: int = 2) -> None:
+        self._url = storage.join(run_url, "checkpoints")
+        self._keep = keep_checkpoints
+
+    def url(self, step: int, *parts: str) -> str:
+        """Folder of the checkpoint that goes on with ``step``, or a file in it."""
+        return storage.join(self._url, f"step-{step:06d}", *parts)
+
+    def write_manifest(self, manifest: CheckpointManifest) -> None:
+        """Make a checkpoint exist, then remove the oldest ones beyond ``keep_checkpoints``.
+
+        Raises:
+            ValueError: If a layer has no file: such a checkpoint could not be restored.
+        """
+        missing = sorted(set(range(manifest.num_layers)) - {f.layer for f in manifest.files})
+        if missing:
+            raise ValueError(f"checkpoint of step {manifest.step} lacks the layers {missing}")
+        storage.write_json(self.url(manifest.step, MANIFEST_FILE), manifest)
+        self.prune()
+
+    def steps(self) -> tuple[int, ...]:
+        """Steps with a whole checkpoint, ascending."""
+        return tuple(
+            step for step in self._folders() if storage.exists(self.url(step, MANIFEST_FILE))
+        )
+
+    def latest(self) -> CheckpointManifest | None:
+        """The newest whole checkpoint, None when there is none."""
+        steps = self.steps()
+        return self.read(steps[-1]) if steps else None
+
+    def read(self, step: int) -> CheckpointManifest:
+        """The manifest of one checkpoint. Raises FileNotFoundError when it is not whole."""
+        return storage.read_json(CheckpointManifest, self.url(step, MANIFEST_FILE))
+
+    def prune(self) -> None:
+        """Remove whole checkpoints beyond ``keep_checkpoints``, and broken ones older than those.
+
+        A checkpoint without a manifest that is newer than the newest whole one may be under
+        way and stays.
+        """
+        whole = self.steps()
+        kept = set(whole[-self._keep :])
+        for step in self._folders():
+            if whole and step < whole[-1] and step not in kept:
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        storage.delete(self.url(step, MANIFEST_FILE))  # first: half a checkpoint must not exist
+        storage.delete(self.url(step))
+
+    def _folders(self) -> tuple[int, ...]:
+        names = storage.list_names(self._url)
+        return tuple(
+            sorted(
+                int(name.removeprefix("step-"))
+                for name in names
+                if name.startswith("step-") and name.removeprefix("step-").isdigit()
+            )
+        )
+
+
+def step_json(step: CommittedStep) -> dict[str, object]:
+    """One line of ``steps.jsonl``."""
+    return {
+        "step": step.step,
+        "loss": _finite(step.loss),
+        "grad_norm": _finite(step.grad_norm),
+        "lr": step.lr,
+        "samples": step.samples,
+        "step_s": step.step_s,
+        "generation": step.generation,
+        "first_sample": step.first_sample,
+        "end_sample": step.end_sample,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _plain(row: LedgerEntry | RunEvent) -> object:
+    return storage.to_json(row)
+
+
+def _step_of(row: Mapping[str, object]) -> int:
+    step = row["step"]
+    assert isinstance(step, int)
+    return step

@@ -1,7 +1,22 @@
 """The decision of a slot: drift plus penalty under guards that bind every strategy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from orchestrator.core.plan import Migration, Plan
+from orchestrator.core.slot import (
+    IDLE_ESTIMATE,
+    Candidate,
+    Decision,
+    DecisionKind,
+    PlanningProblem,
+    StepEstimate,
+)
+from orchestrator.planning.guards import LedgerView, affordable_s, move_usd
+
+if TYPE_CHECKING:
+    from orchestrator.planning.cost import CostModel
 
 DEFAULT_KAPPA = 0.05
 """Overspend share when the backlog starts at zero (docs/model.md, section 4.4)."""
@@ -63,3 +78,230 @@ class ControlOptions:
     def kappa_ratio(self) -> float:
         """The overspend share as a number."""
         return DEFAULT_KAPPA if isinstance(self.kappa, str) else self.kappa
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """An admissible plan with its score, its way in, and how long the cap lets it run."""
+
+    candidate: Candidate
+    score: float
+    migration: Migration
+    run_until_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """The inputs of one decision, gathered."""
+
+    problem: PlanningProblem
+    cost: "CostModel"
+    ledger: LedgerView
+    options: ControlOptions
+    current: Candidate | None  # the incumbent, when it runs and may be kept
+
+    @property
+    def idle_score(self) -> float:
+        """J of idle: minus the price of what is billed anyway."""
+        return self.cost.score(IDLE_ESTIMATE)
+
+
+def decide(
+    *,
+    problem: PlanningProblem,
+    candidates: Sequence[Candidate],
+    cost: "CostModel",
+    incumbent_estimate: StepEstimate | None,
+    ledger: LedgerView,
+    options: ControlOptions,
+) -> Decision:
+    """Choose between idle, keeping the incumbent, and the candidates.
+
+    The best score wins, subject to: no plan worse than idle (G1); nothing but idle above the
+    ledger guard's line; what a plan may cost in a slot fits under the hard cap, or
+    ``run_until_s`` closes the slot early; a new plan pays for its pause within H_e slots.
+
+    Args:
+        problem: The slot; ``problem.incumbent`` is what ran until now.
+        candidates: Plans that fit memory and the user's rows, in any order; idle is implied.
+        cost: The model of ``problem``.
+        incumbent_estimate: The incumbent in the state of ``problem``; None when it cannot be
+            kept (it lost a device, or breaks a row).
+        ledger: The money.
+        options: Section ``control``.
+
+    Returns:
+        A Decision whose plan carries the incumbent's generation while the work stays the same,
+        else the next one. Its reason starts with a stable word: keep, reassign, switch, and for
+        idle budget_wait, budget_cap_reached or no_feasible_plan.
+
+    Source: docs/model.md, sections 4.5, 4.7 and 4.8.
+    """
+    incumbent, current = problem.incumbent, None
+    if incumbent and not incumbent.is_idle and incumbent_estimate:
+        current = Candidate(incumbent, incumbent_estimate, cost.score(incumbent_estimate))
+    scene = _Scene(problem, cost, ledger, options, current)
+    running = _ranked(scene, candidates)
+    if not running:
+        return _idle(scene, "no_feasible_plan: no plan fits the devices' memory and the limits")
+    over_usd = ledger.spent_usd - ledger.budget_usd
+    if ledger.allow_idle and over_usd > ledger.line_usd:
+        return _idle(
+            scene,
+            f"budget_wait: {over_usd:.4g} $ more than the average allows are spent; "
+            f"work goes on once it is less than {ledger.line_usd:.4g} $",
+        )
+    worthwhile = [
+        c for c in running if not ledger.allow_idle or cost.score(c.estimate) >= scene.idle_score
+    ]
+    if not worthwhile:
+        best = running[0].estimate
+        return _idle(
+            scene,
+            "budget_wait: no plan is worth its price; the best gives "
+            f"{best.samples_per_s / best.cost_usd_per_s:.4g} samples a dollar, and a dollar saved "
+            f"is worth {problem.price_of_money_samples_per_usd:.4g}",
+        )
+    affordable = [option for c in worthwhile if (option := _under_cap(scene, c))]
+    if not affordable:
+        return _idle(
+            scene,
+            f"budget_cap_reached: {ledger.spent_usd:.6g} $ of {ledger.total_usd:.6g} $ are spent, "
+            f"{ledger.reserve_usd:.4g} $ kept for the last checkpoint; no plan can run one step",
+        )
+    return _choose(scene, affordable, capped=affordable[0].candidate is not worthwhile[0])
+
+
+def _ranked(scene: _Scene, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Running plans, best score first; on a tie the incumbent, in its present state."""
+    current = scene.current
+    others = [
+        c
+        for c in candidates
+        if not c.plan.is_idle and not (current and c.plan.same_work(current.plan))
+    ]
+    everyone = [current, *others] if current else others
+    return sorted(everyone, key=lambda c: -scene.cost.score(c.estimate))
+
+
+def _under_cap(scene: _Scene, candidate: Candidate) -> _Option | None:
+    """The option with its ``run_until_s``, None when not even its pause and one step fit."""
+    problem, slot_s, migration = scene.problem, scene.options.slot_s, Migration()
+    if candidate is not scene.current:
+        from orchestrator.planning.migration import plan_migration  # noqa: PLC0415
+
+        migration = plan_migration(problem, problem.incumbent, candidate.plan)
+    runs_s = affordable_s(
+        problem, candidate, migration, left_usd=scene.ledger.left_usd, slot_s=slot_s
+    )
+    if not runs_s:
+        return None
+    whole = runs_s >= slot_s + migration.pause_s
+    run_until_s = None if whole else problem.cluster.now_s + runs_s
+    return _Option(candidate, scene.cost.score(candidate.estimate), migration, run_until_s)
+
+
+def _choose(scene: _Scene, affordable: list[_Option], *, capped: bool) -> Decision:
+    """The best option that pays for its pause; the incumbent needs not."""
+    incumbent = scene.problem.incumbent
+    stay = next((o for o in affordable if o.candidate is scene.current), None)
+    lost = incumbent is not None and not incumbent.is_idle and scene.current is None
+    must_run = not scene.ledger.allow_idle and stay is None
+    for option in affordable:
+        if option is stay:
+            return _keep(scene, option, best=affordable[0])
+        if incumbent is None or lost or must_run or _pays(scene, option, stay):
+            return _change(scene, option, capped=capped)
+    return _idle(
+        scene,
+        f"budget_wait: the best plan would not earn its pause of "
+        f"{affordable[0].migration.pause_s:.3g} s within {scene.options.hysteresis_slots} slots",
+    )
+
+
+def _pays(scene: _Scene, option: _Option, stay: _Option | None) -> bool:
+    """Whether the gain over H_e slots exceeds what the change costs in samples and dollars."""
+    problem = scene.problem
+    reference = stay.score if stay else scene.idle_score
+    rate = option.candidate.estimate.samples_per_s
+    if stay:
+        rate = max(rate, stay.candidate.estimate.samples_per_s)
+    gain = scene.options.hysteresis_slots * scene.options.slot_s * (option.score - reference)
+    dollars = move_usd(problem.cluster, option.migration)
+    return gain > (
+        option.migration.pause_s * problem.penalty_weight * rate + problem.backlog_usd * dollars
+    )
+
+
+def _idle(scene: _Scene, reason: str) -> Decision:
+    incumbent = scene.problem.incumbent
+    schedule = incumbent.schedule if incumbent else scene.problem.schedules[0]
+    generation = incumbent.generation if incumbent else 0
+    if incumbent and not incumbent.is_idle:
+        generation += 1
+    return Decision("idle", Plan(generation, schedule), IDLE_ESTIMATE, reason)
+
+
+def _keep(scene: _Scene, stay: _Option, *, best: _Option) -> Decision:
+    reason = "keep: no other plan is better"
+    if best is not stay:
+        reason = (
+            f"keep: a plan of {best.candidate.estimate.step_s:.4g} s a step would not earn its "
+            f"pause of {best.migration.pause_s:.3g} s within {scene.options.hysteresis_slots} slots"
+        )
+    plan, estimate = stay.candidate.plan, stay.candidate.estimate
+    return Decision("keep", plan, estimate, reason, run_until_s=stay.run_until_s)
+
+
+def _change(scene: _Scene, option: _Option, *, capped: bool) -> Decision:
+    incumbent = scene.problem.incumbent
+    plan = option.candidate.plan.with_generation(incumbent.generation + 1 if incumbent else 0)
+    same_places = incumbent is not None and _places(incumbent) == _places(plan)
+    kind: DecisionKind = "reassign" if same_places else "switch"
+    causes = [*_causes(scene), *(["budget_cap_near"] if capped else [])]
+    reason = f"{kind}: {'; '.join([*causes, _effect(scene, option)])}"
+    return Decision(
+        kind, plan, option.candidate.estimate, reason, option.migration, option.run_until_s
+    )
+
+
+def _places(plan: Plan) -> tuple[object, ...]:
+    """Which device holds which layers: what a mere change of shares leaves alone."""
+    return tuple(
+        tuple((s.team.device_ids, s.first_layer, s.end_layer) for s in group.stages)
+        for group in plan.groups
+    )
+
+
+def _causes(scene: _Scene) -> list[str]:
+    """What in the incumbent is not as it was: devices that left, devices that run slow."""
+    problem, incumbent = scene.problem, scene.problem.incumbent
+    if incumbent is None:
+        return ["first plan"]
+    if incumbent.is_idle:
+        return ["work is worth its price again"]
+    lost = [d for d in incumbent.device_ids if not problem.cluster.has(d)]
+    slow = [
+        device
+        for device_id in incumbent.device_ids
+        if problem.cluster.has(device_id)
+        and (device := problem.cluster.device(device_id)).slowdown >= scene.options.straggler.ratio
+    ]
+    return [f"{d} is gone" for d in lost] + [
+        f"{d.device_id} runs {d.slowdown:.3g}x slower than predicted" for d in slow
+    ]
+
+
+def _effect(scene: _Scene, option: _Option) -> str:
+    """What the new plan brings, beside the old one in the same state."""
+    new, old = option.candidate.estimate, scene.current
+    if old is None:
+        return f"new plan takes {new.step_s:.4g} s a step"
+    rate = new.samples_per_s / old.estimate.samples_per_s - 1
+    money = new.cost_usd_per_s / old.estimate.cost_usd_per_s - 1
+    verb = "saves" if new.step_s <= old.estimate.step_s else "costs"
+    change_s = abs(old.estimate.step_s - new.step_s)
+    return (
+        f"new plan {verb} {change_s:.3g} s of {old.estimate.step_s:.4g} s a step "
+        f"({100 * rate:+.1f} % samples/s, {100 * money:+.1f} % $/h)"
+    )

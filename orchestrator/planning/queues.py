@@ -73,7 +73,7 @@ class BudgetOptions:
     """H: over how long the average is meant; sets V."""
 
     on_exhausted: Literal["pause", "stop"] = "pause"
-    """When ``total_usd`` is used up; ``pause`` can be resumed once it is raised, ``stop`` cannot."""
+    """When ``total_usd`` is used up; ``pause`` can be resumed once it is raised."""
 
     allow_idle: bool = True
     """False: never wait for the average to recover; then only ``total_usd`` protects."""

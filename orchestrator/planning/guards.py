@@ -1,0 +1,132 @@
+"""The hard cap: the most a plan may be billed, and how long it may run before the money is gone."""
+
+import math
+from dataclasses import dataclass
+
+from orchestrator.core.cluster import ClusterState, Offer
+from orchestrator.core.plan import Migration
+from orchestrator.core.slot import Candidate, PlanningProblem
+
+NO_MIGRATION = Migration()
+PRICE_JUMP = 5.0
+"""Largest sudden factor of a price that is believed (docs/model.md, section 6)."""
+
+OVERRUN_STEPS = 2.0
+"""Steps that devices may be held after the slot is closed: one under way, one voted on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerView:
+    """What the guards know of the money; seconds are those of the run's clock."""
+
+    spent_usd: float
+    """Billed so far."""
+
+    budget_usd: float
+    """``b t``: what the average allows up to now."""
+
+    line_usd: float
+    """``kappa b H``: above ``b t`` by more than this, only idling is allowed."""
+
+    total_usd: float | None = None
+    """Hard cap on the whole run."""
+
+    reserve_usd: float = 0.0
+    """Kept back for the last checkpoint and the teardown."""
+
+    allow_idle: bool = True
+    """False: plans with J below idle run too; then only ``total_usd`` protects."""
+
+    @property
+    def left_usd(self) -> float:
+        """What work may still cost under the hard cap."""
+        if self.total_usd is None:
+            return math.inf
+        return self.total_usd - self.spent_usd - self.reserve_usd
+
+
+def slot_bill_usd(
+    problem: PlanningProblem,
+    candidate: Candidate,
+    duration_s: float,
+    migration: Migration = NO_MIGRATION,
+) -> float:
+    """Most that ``duration_s`` of a plan may be billed: C+ of the hard cap, C_max of G1.
+
+    Devices count at the highest price they may have, with the blocks that are paid ahead. A
+    change of price ends the slot, so an unforeseen one is met by the overrun only.
+
+    Source: docs/model.md, sections 3.7 and 4.5.
+    """
+    cluster, estimate = problem.cluster, candidate.estimate
+    held = set(problem.incumbent.device_ids) if problem.incumbent else set()
+    used = set(candidate.plan.device_ids)
+    overrun_s = OVERRUN_STEPS * estimate.step_s
+    dollars = [
+        estimate.egress_usd_per_s * (duration_s + overrun_s),
+        move_usd(cluster, migration),
+    ]
+    for device in cluster.devices:
+        offer = cluster.offer(device.pool)
+        if device.device_id in used:
+            billed_s = _blocks_s(offer, duration_s + overrun_s, held=device.device_id in held)
+        elif offer.billed == "while_present":
+            billed_s = duration_s + overrun_s
+        else:
+            continue
+        foreseen, worst = _upper_prices_usd_per_s(offer)
+        dollars += [foreseen * billed_s, (worst - foreseen) * overrun_s]
+    return math.fsum(dollars)
+
+
+def move_usd(cluster: ClusterState, migration: Migration) -> float:
+    """Egress dollars of the layers that a change of plan moves."""
+    return math.fsum(
+        move.size_bytes
+        * cluster.link(cluster.device(move.source), cluster.device(move.target)).egress_usd_per_byte
+        for move in migration.moves
+        if cluster.has(move.source) and cluster.has(move.target)
+    )
+
+
+def affordable_s(
+    problem: PlanningProblem,
+    candidate: Candidate,
+    migration: Migration,
+    *,
+    left_usd: float,
+    slot_s: float,
+) -> float:
+    """How long the plan may run from now on: ``slot_s`` and its pause when all of it fits.
+
+    Returns 0 when the money does not even pay for the pause and one step.
+    """
+    longest_s = slot_s + migration.pause_s
+    if math.isinf(left_usd) or slot_bill_usd(problem, candidate, longest_s, migration) <= left_usd:
+        return longest_s
+    shortest_s = candidate.estimate.step_s + migration.pause_s
+    if slot_bill_usd(problem, candidate, shortest_s, migration) > left_usd:
+        return 0.0
+    while longest_s - shortest_s > 1e-3 * longest_s:
+        middle_s = (shortest_s + longest_s) / 2
+        if slot_bill_usd(problem, candidate, middle_s, migration) <= left_usd:
+            shortest_s = middle_s
+        else:
+            longest_s = middle_s
+    return shortest_s
+
+
+def _blocks_s(offer: Offer, duration_s: float, *, held: bool) -> float:
+    """Billed seconds in whole quanta; a fresh device pays its minimum, a held one a quantum more."""
+    if offer.quantum_s > 0:
+        duration_s = math.ceil(duration_s / offer.quantum_s) * offer.quantum_s
+    return duration_s + offer.quantum_s if held else max(duration_s, offer.minimum_s)
+
+
+def _upper_prices_usd_per_s(offer: Offer) -> tuple[float, float]:
+    """The price to count with in the slot, and the one after an unforeseen jump."""
+    price = offer.price_usd_per_s
+    if offer.max_price_usd_per_s is not None:
+        highest = max(price, offer.max_price_usd_per_s)
+        return highest, highest
+    return price * (PRICE_JUMP if offer.spot else 1.0), price * PRICE_JUMP

@@ -1,0 +1,385 @@
+"""What both transports share: message, wire format, mailbox, one sender and one reader a peer."""
+
+import heapq
+import struct
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from math import prod
+from typing import Protocol
+
+import torch
+from torch.distributed.distributed_c10d import Store
+
+DTYPES = (
+    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
+    torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
+)  # fmt: skip
+"""The position is what travels: append, never reorder."""
+
+_HEADER = struct.Struct("<qdii")  # tag, virtual time, tensors, bytes of their description
+_TENSOR = struct.Struct("<BB")  # dtype, dimensions; then one int64 a dimension
+_GOODBYE_TAG = -1
+_CLOSE_GRACE_S = 0.2  # for the goodbye to leave; a peer that does not read must not hold us up
+
+
+class PeerLostError(RuntimeError):
+    """The worker of ``rank`` is gone: nothing more will come from it."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(rank, reason)
+        self.rank = rank
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"lost contact with rank {self.rank}: {self.reason}"
+
+
+class TransportClosedError(RuntimeError):
+    """This side's transport was closed, perhaps by another thread, perhaps while receiving."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Message:
+    """Tensors on the CPU, as sent, and the virtual time in s of their arrival (0: real time)."""
+
+    tensors: tuple[torch.Tensor, ...]
+    vtime: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A receive that was asked for."""
+
+    src: int
+    tag: int
+
+
+class Channel(Protocol):
+    """An ordered stream of bytes to and from one peer; one thread reads, another writes."""
+
+    def write(self, buffers: Sequence[memoryview]) -> None:
+        """Send all the bytes. Raises OSError or RuntimeError when the peer is gone."""
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Fill the buffer. Raises OSError, EOFError or RuntimeError when the peer is gone."""
+
+    def close(self) -> None:
+        """Free both threads as far as possible. Safe to call twice."""
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    # A view as bytes needs no copy and works for every dtype; empty tensors have no buffer.
+    if tensor.numel() == 0:
+        return memoryview(b"")
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # a buffer
+
+
+def encode(tensors: Iterable[torch.Tensor], tag: int, vtime: float) -> list[memoryview]:
+    """Buffers to write for a message; the views share memory with (and keep alive) the tensors.
+
+    Raises:
+        ValueError: On a dtype that cannot travel.
+    """
+    parts, description, num_tensors = [], bytearray(), 0
+    for tensor in tensors:
+        if tensor.dtype not in DTYPES:
+            raise ValueError(
+                f"a tensor of dtype {tensor.dtype} cannot be sent; use one of {DTYPES}"
+            )
+        flat = tensor.detach().cpu().contiguous()
+        description += _TENSOR.pack(DTYPES.index(flat.dtype), flat.dim())
+        description += struct.pack(f"<{flat.dim()}q", *flat.shape)
+        parts.append(_bytes_of(flat))
+        num_tensors += 1
+    header = bytearray(_HEADER.pack(tag, vtime, num_tensors, len(description)))
+    return [memoryview(header), memoryview(description), *parts]
+
+
+def read_message(channel: Channel) -> tuple[int, Message]:
+    """Block for the next message and return its tag and content.
+
+    Raises:
+        EOFError: When the peer said goodbye.
+        OSError: When the connection broke.
+    """
+    header = bytearray(_HEADER.size)
+    channel.read_into(memoryview(header))
+    tag, vtime, num_tensors, description_bytes = _HEADER.unpack(header)
+    if tag == _GOODBYE_TAG:
+        raise EOFError("it closed its transport")
+    description = bytearray(description_bytes)
+    channel.read_into(memoryview(description))
+    tensors, at = [], 0
+    for _ in range(num_tensors):
+        dtype, num_dims = _TENSOR.unpack_from(description, at)
+        shape = struct.unpack_from(f"<{num_dims}q", description, at + _TENSOR.size)
+        at += _TENSOR.size + 8 * num_dims
+        tensor = torch.empty(shape, dtype=DTYPES[dtype])
+        if prod(shape):
+            channel.read_into(_bytes_of(tensor))
+        tensors.append(tensor)
+    return tag, Message(tuple(tensors), vtime)
+
+
+def wait_for_keys(store: Store, keys: Sequence[str], timeout_s: float) -> None:
+    """Block until every key is in the store; each is set by the rank it names.
+
+    Raises:
+        TimeoutError: After ``timeout_s``, naming the missing keys.
+    """
+    try:
+        store.wait(list(keys), timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        missing = [key for key in keys if not store.check([key])]
+        raise TimeoutError(
+            f"missing after {timeout_s} s: {', '.join(missing)} (name/rank)"
+        ) from error
+
+
+class Mailbox:
+    """Arrived messages by (rank, tag), in order; wakes every receiver that waits in vain."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._arrived: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
+        self._lost: dict[int, str] = {}
+        self._closed = False
+
+    def deliver(self, src: int, tag: int, message: Message) -> None:
+        """Hand a message to whoever waits for it, now or later."""
+        with self._changed:
+            self._arrived[src, tag].append(message)
+            self._changed.notify_all()
+
+    def lose(self, src: int, reason: str) -> None:
+        """Fail every receive of a peer, waiting or to come, that has no message yet.
+
+        The first reason stays.
+        """
+        with self._changed:
+            self._lost.setdefault(src, reason)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Fail every receive."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def check(self, peer: int) -> None:
+        """Raise TransportClosedError or PeerLostError when talking to a peer has no point."""
+        if self._closed:
+            raise TransportClosedError("the transport is closed")
+        if peer in self._lost:
+            raise PeerLostError(peer, self._lost[peer])
+
+    def take(self, ticket: Ticket, timeout_s: float) -> Message:
+        """Block for the next message of the ticket's rank and tag.
+
+        Raises:
+            PeerLostError: If the peer is lost and sent no such message before.
+            TransportClosedError: If this side closes.
+            TimeoutError: After ``timeout_s``.
+        """
+        key = (ticket.src, ticket.tag)
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                waiting = self._arrived.get(key)
+                if waiting and not self._closed:
+                    message = waiting.popleft()
+                    if not waiting:
+                        del self._arrived[key]
+                    return message
+                self.check(ticket.src)
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError(
+                        f"nothing came from rank {ticket.src} under tag {ticket.tag} "
+                        f"within {timeout_s} s"
+                    )
+                self._changed.wait(left_s)
+
+
+@dataclass(order=True, slots=True)
+class _Outgoing:
+    priority: int
+    sequence: int
+    buffers: list[memoryview] = field(compare=False)
+
+
+class _Sender:
+    """Writes one peer's messages, lowest priority number first, then in order.
+
+    Its thread starts with the first message.
+    """
+
+    def __init__(self, peer: int, channel: Channel, mailbox: Mailbox) -> None:
+        self._peer, self._channel, self._mailbox = peer, channel, mailbox
+        self._changed = threading.Condition()
+        self._heap: list[_Outgoing] = []
+        self._num_put = self._num_open = 0
+        self._thread: threading.Thread | None = None
+        self._ended = False
+
+    def put(self, buffers: list[memoryview], priority: int, *, final: bool = False) -> None:
+        with self._changed:
+            if self._ended:
+                return
+            heapq.heappush(self._heap, _Outgoing(priority, self._num_put, buffers))
+            self._num_put += 1
+            self._num_open += 1
+            self._ended = final
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name=f"send-to-{self._peer}", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._heap:
+                    if self._ended:
+                        return
+                    self._changed.wait()
+                outgoing = heapq.heappop(self._heap)
+            try:
+                self._channel.write(outgoing.buffers)
+            except (
+                OSError,
+                RuntimeError,
+                ValueError,
+            ) as error:  # ValueError: the socket was closed
+                self._mailbox.lose(self._peer, str(error))
+                self.abandon()
+                return
+            with self._changed:
+                self._num_open -= 1
+                self._changed.notify_all()
+            del outgoing  # frees the tensors before the next wait
+
+    def abandon(self) -> None:
+        """Forget what is queued: nobody will read it."""
+        with self._changed:
+            self._heap.clear()
+            self._ended = True
+            self._num_open = 0
+            self._changed.notify_all()
+
+    def flush(self, deadline_s: float, timeout_s: float) -> None:
+        with self._changed:
+            while self._num_open:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError(
+                        f"{self._num_open} messages to rank {self._peer} were not sent "
+                        f"within {timeout_s} s"
+                    )
+                self._changed.wait(left_s)
+        self._mailbox.check(self._peer)
+
+    def say_goodbye(self) -> None:
+        """End the thread after a last word, which overtakes what is queued."""
+        with self._changed:
+            self._heap.clear()
+        self.put([memoryview(bytearray(_HEADER.pack(_GOODBYE_TAG, 0.0, 0, 0)))], 0, final=True)
+
+    def join(self, timeout_s: float) -> None:
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+
+class LinkTransport:
+    """A Transport over one Channel a peer."""
+
+    def __init__(self, rank: int, channels: Mapping[int, Channel]) -> None:
+        self.rank = rank
+        self._channels = dict(channels)
+        self._mailbox = Mailbox()
+        self._senders = {p: _Sender(p, c, self._mailbox) for p, c in self._channels.items()}
+        self._closing = threading.Lock()
+        for peer, channel in self._channels.items():
+            threading.Thread(
+                target=self._read, args=(peer, channel), name=f"read-from-{peer}", daemon=True
+            ).start()
+
+    def _read(self, peer: int, channel: Channel) -> None:
+        try:
+            while True:
+                tag, message = read_message(channel)
+                self._mailbox.deliver(peer, tag, message)
+                del message  # frees the tensors before the next wait
+        except (OSError, EOFError, RuntimeError, ValueError) as error:  # ValueError: closed socket
+            self._mailbox.lose(peer, str(error))
+            # The answer frees the reader of a peer that cannot end it from within (gloo).
+            self._senders[peer].say_goodbye()
+
+    def _check_peer(self, peer: int) -> None:
+        if peer not in self._channels:
+            raise ValueError(
+                f"rank {self.rank} has no link to rank {peer}; "
+                f"its peers are {sorted(self._channels)}"
+            )
+
+    def expect(self, src: int, tag: int) -> Ticket:
+        """Ask for the next message of a rank and tag. Raises ValueError on a stranger."""
+        self._check_peer(src)
+        return Ticket(src, tag)
+
+    def receive(self, ticket: Ticket, timeout_s: float) -> Message:
+        """Block for the message; see ``Mailbox.take`` for what it raises."""
+        return self._mailbox.take(ticket, timeout_s)
+
+    def send(
+        self,
+        tensors: Sequence[torch.Tensor],
+        dst: int,
+        tag: int,
+        *,
+        vtime: float = 0.0,
+        priority: int = 0,
+    ) -> None:
+        """Queue a message and return; do not write into the tensors before ``flush``.
+
+        Raises:
+            ValueError: On a rank that is no peer, a negative tag or a dtype that cannot travel.
+            PeerLostError: If the peer is known to be gone.
+            TransportClosedError: If this side is closed.
+        """
+        self._check_peer(dst)
+        if tag < 0:
+            raise ValueError(f"tag is {tag}; it must not be negative")
+        self._mailbox.check(dst)
+        self._senders[dst].put(encode(tensors, tag, vtime), priority)
+
+    def flush(self, timeout_s: float) -> None:
+        """Block until everything queued was handed to the network.
+
+        Raises:
+            TimeoutError: After ``timeout_s``, naming the peer.
+            PeerLostError: If a peer is gone.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        for sender in self._senders.values():
+            sender.flush(deadline_s, timeout_s)
+
+    def close(self) -> None:
+        """Free every blocked receiver, here and at the peers; what was not sent is dropped.
+
+        Any thread, any time.
+        """
+        self._mailbox.close()
+        with self._closing:
+            for sender in self._senders.values():
+                sender.say_goodbye()
+            deadline_s = time.monotonic() + _CLOSE_GRACE_S
+            for sender in self._senders.values():
+                sender.join(max(0.0, deadline_s - time.monotonic()))
+            for channel in self._channels.values():
+                channel.close()

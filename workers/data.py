@@ -1,0 +1,49 @@
+"""The samples of a run: which one stands at a position of its global sequence, and batches."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import default_collate
+
+
+class SampleSource:
+    """A map-style dataset in the run's order.
+
+    Position p of the run is sample ``perm(seed, p div N)[p mod N]`` of a dataset of N: a
+    function of the seed alone, never of the plan, so every plan and every restart sees the
+    same samples in the same places.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, seed: int) -> None:
+        """Wrap ``dataset``; ``collate`` None means torch's ``default_collate``.
+
+        Raises:
+            ValueError: If the dataset is empty.
+        """
+        self.num_samples = len(dataset)
+        if self.num_samples < 1:
+            raise ValueError("the dataset is empty; it needs at least one sample")
+        self._dataset = dataset
+        self._collate = collate or default_collate
+        self._seed = seed
+        self._orders: dict[int, np.ndarray] = {}  # of the two newest epochs
+
+    def sample_index(self, position: int) -> int:
+        """Index in the dataset of the sample at a position of the run."""
+        epoch, place = divmod(position, self.num_samples)
+        if epoch not in self._orders:
+            # A batch straddles two epochs at most, and only forwards.
+            self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}
+            generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+            self._orders[epoch] = generator.permutation(self.num_samples)
+        return int(self._orders[epoch][place])
+
+    def batch(self, positions: Sequence[int]) -> Any:
+        """The collated samples at these positions; errors of the user's code come through."""
+        return self._collate([self._dataset[self.sample_index(p)] for p in positions])
+
+
+def first_input(batch: Any) -> Any:
+    """What the first layer receives: ``batch[0]`` of a tuple or list, else the whole batch."""
+    return batch[0] if isinstance(batch, tuple | list) else batch

@@ -178,6 +178,7 @@ class ModelProfile:
     ties: tuple[tuple[int, ...], ...] = ()  # each: layers that hold one shared parameter
     tie_bytes: tuple[float, ...] = ()  # of each tie's parameter; in param_bytes of its layers too
     optimizer_bytes_per_param_byte: float = 3.0
+    step_overhead_s: float = 0.0  # at the end of every step, beside sums and update: the vote
 
     def __post_init__(self) -> None:
         num_layers = len(self.layers)

@@ -1,0 +1,115 @@
+"""Bytes a stage needs on its device, and how many microbatches in flight fit there."""
+
+from collections.abc import Sequence
+
+from orchestrator.core.cluster import Team
+from orchestrator.core.plan import Group, Stage
+from orchestrator.core.slot import PlanningProblem
+from orchestrator.planning.tables import LayerTables
+
+
+class MemoryModel:
+    """Peak bytes of stages against usable bytes of devices. Everything is kept once computed.
+
+    Source: docs/model.md, section 3.5.
+    """
+
+    def __init__(self, problem: PlanningProblem, tables: LayerTables) -> None:
+        self._problem, self._tables = problem, tables
+        self._usable: dict[tuple[str, ...], float] = {}
+        self._parts: dict[tuple[tuple[str, ...], int, int, int], tuple[float, float, float]] = {}
+
+    def usable_bytes(self, team: Team) -> float:
+        """Memory of its smallest member less the safety margin."""
+        found = self._usable.get(team.device_ids)
+        if found is None:
+            smallest = min(self._problem.cluster.device(d).memory_bytes for d in team.device_ids)
+            found = (1.0 - self._problem.memory_margin_ratio) * smallest
+            self._usable[team.device_ids] = found
+        return found
+
+    def parts(self, stage: Stage, microbatch: int) -> tuple[float, float, float]:
+        """Bytes held always, bytes per microbatch in flight, bytes of gradient buckets.
+
+        Always: weights, gradients, optimizer state, the casts of autocast, two outgoing
+        buffers. In flight: what autograd keeps, and the stage's input.
+        """
+        team, first, end = stage.team, stage.first_layer, stage.end_layer
+        key = (team.device_ids, first, end, microbatch)
+        found = self._parts.get(key)
+        if found is None:
+            model, tables = self._problem.model, self._tables
+            params = tables.param_bytes(team.size, first, end)
+            stash = tables.sizes(team.size).stash_bytes_per_sample
+            inbound = tables.boundary_bytes(first - 1, microbatch) if first else 0
+            outbound = tables.boundary_bytes(end - 1, microbatch) if end < model.num_layers else 0
+            casts = 0.0 if model.dtype == "fp32" else 0.5 * params
+            found = (
+                params * (1.0 + model.optimizer_bytes_per_param_byte) + casts + 2.0 * outbound,
+                (stash[end] - stash[first]) * microbatch + inbound,
+                params,
+            )
+            self._parts[key] = found
+        return found
+
+    def stage_bytes(
+        self, stage: Stage, microbatch: int, held: int, *, replicated: bool = True
+    ) -> float:
+        """Peak bytes of a member with ``held`` microbatches in flight.
+
+        ``replicated``: other groups hold the layers too, so gradients are packed for their sum.
+        """
+        fixed, per_microbatch, bucket = self.parts(stage, microbatch)
+        return fixed + held * per_microbatch + (bucket if replicated else 0.0)
+
+    def max_held(self, stage: Stage, microbatch: int, *, replicated: bool = True) -> int:
+        """Most microbatches in flight that fit the stage's memory; 0: not even one."""
+        fixed, per_microbatch, bucket = self.parts(stage, microbatch)
+        room = self.usable_bytes(stage.team) - fixed - (bucket if replicated else 0.0)
+        if room < 0 or room < per_microbatch:
+            return 0
+        most = self._problem.batch_samples
+        return min(most, int(room / per_microbatch)) if per_microbatch else most
+
+    def peaks_bytes(
+        self, group: Group, schedule: str, *, replicated: bool = True
+    ) -> tuple[float, ...]:
+        """Peak bytes of a member of each stage."""
+        count, largest = len(group.microbatches), max(group.microbatches)
+        return tuple(
+            self.stage_bytes(
+                stage,
+                largest,
+                count if schedule == "gpipe" else min(count, stage.inflight),
+                replicated=replicated,
+            )
+            for stage in group.stages
+        )
+
+    def fits(self, groups: Sequence[Group], schedule: str) -> bool:
+        """Whether every stage fits its devices' memory less the margin."""
+        return all(
+            peak <= self.usable_bytes(stage.team)
+            for group in groups
+            for stage, peak in zip(
+                group.stages,
+                self.peaks_bytes(group, schedule, replicated=len(groups) > 1),
+                strict=True,
+            )
+        )
+
+    def error(self, groups: Sequence[Group], schedule: str) -> str | None:
+        """Which device lacks most memory, and how much; None when all fit."""
+        worst, message = 0.0, None
+        for group in groups:
+            peaks = self.peaks_bytes(group, schedule, replicated=len(groups) > 1)
+            for stage, peak in zip(group.stages, peaks, strict=True):
+                usable = self.usable_bytes(stage.team)
+                if peak - usable > worst:
+                    worst = peak - usable
+                    message = (
+                        f"layers {stage.first_layer} to {stage.end_layer} need "
+                        f"{round(peak):,} bytes on {stage.team.team_id!r}, where {round(usable):,} are usable "
+                        f"({self._problem.memory_margin_ratio:.0%} of its memory are kept free)"
+                    )
+        return message

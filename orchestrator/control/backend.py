@@ -30,6 +30,10 @@ class Backend(Protocol):
     def observe(self) -> Observation:
         """Let the slot pass, or an event end it early, and return what happened.
 
+        A loss, a join or a change of price ends the slot; so do ``run_until_s`` and the last
+        step. Returns at once, with what is still unreported, when nothing was applied since
+        the start or since ``checkpoint``.
+
         Raises:
             OrchestratorError: If the cluster itself is beyond use.
         """

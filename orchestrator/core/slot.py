@@ -293,8 +293,12 @@ class RunEvent:
 
 @dataclass(frozen=True, slots=True)
 class SlotJournal:
-    """What a slot adds to the run's append-only files, beside its SlotRecord."""
+    """What a slot adds to the run's append-only files, beside its SlotRecord.
 
+    ``reports`` are what the steps were made of; they go to metrics, not to a file.
+    """
+
+    reports: tuple[StepReport, ...] = ()
     steps: tuple[CommittedStep, ...] = ()
     ledger: tuple[LedgerEntry, ...] = ()
     events: tuple[RunEvent, ...] = ()

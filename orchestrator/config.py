@@ -1,0 +1,370 @@
+"""The run's YAML file as one frozen RunConfig; each section is its owner's options dataclass."""
+
+import ast
+import difflib
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Union, get_args, get_origin, get_type_hints
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from orchestrator import storage
+from orchestrator.control.backend import ClusterOptions, EmulationOptions
+from orchestrator.control.recovery import FailureOptions
+from orchestrator.core.model import OptimizerOptions, TrainingOptions
+from orchestrator.errors import ConfigError
+from orchestrator.planning.lyapunov import ControlOptions
+from orchestrator.planning.queues import BudgetOptions
+from orchestrator.storage import Json, RunOptions
+from orchestrator.support import check_supported
+from orchestrator.telemetry.metrics import MetricsOptions
+
+_EXAMPLES = {
+    "run": "run: {name: my-run}",
+    "run.name": "name: my-run",
+    "training": "training: {task: my_module:task, global_batch: 64, steps: 300}",
+    "training.task": "task: my_module:task",
+    "training.global_batch": "global_batch: 64",
+    "cluster": "cluster: {source: emulated, offers: [...]}",
+    "cluster.source": "source: emulated, ray or file",
+    "budget": "budget: {average_per_hour_usd: 4.0}",
+    "budget.average_per_hour_usd": "average_per_hour_usd: 4.0",
+}
+"""What to write where a required key is missing."""
+
+_WANTED = {
+    "float_type": "a number", "int_type": "a whole number", "int_from_float": "a whole number",
+    "string_type": "text", "bool_type": "true or false", "finite_number": "a finite number",
+    "tuple_type": "a list", "dict_type": "keys with values", "dataclass_type": "keys with values",
+    "mapping_type": "keys with values", "model_type": "keys with values",
+}  # fmt: skip
+"""pydantic's error type to what should have been written."""
+
+_SHOWN_ERRORS = 10
+
+
+class RunConfig(BaseModel):
+    """The whole file. Sections are plain dataclasses; what is not given has their defaults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    run: RunOptions
+    training: TrainingOptions
+    cluster: ClusterOptions
+    budget: BudgetOptions
+    control: ControlOptions = ControlOptions()
+    failure: FailureOptions = FailureOptions()
+    metrics: MetricsOptions = MetricsOptions()
+    emulation: EmulationOptions = EmulationOptions()
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> "RunConfig":
+        """Read a file.
+
+        Args:
+            path: A local path or an fsspec URL.
+            overrides: ``dotted.key=value`` each, as after ``--set``; the value is YAML.
+
+        Raises:
+            ConfigError: If the file is missing, is no YAML, or holds anything that is not
+                understood or not supported; the message names key, value and mend.
+        """
+        try:
+            text = storage.read_bytes(str(path)).decode()
+        except FileNotFoundError:
+            problem = "does not exist"
+        except IsADirectoryError:
+            problem = "is a folder"
+        except UnicodeDecodeError:
+            problem = "is not a text file"
+        else:
+            return cls.parse(text, overrides, source=str(path))
+        raise ConfigError(f"{path} {problem}; give the path of a YAML file")
+
+    @classmethod
+    def parse(
+        cls, text: str, overrides: Sequence[str] = (), *, source: str = "config"
+    ) -> "RunConfig":
+        """Read the text of a file; ``source`` names it in messages. Raises ConfigError."""
+        data = _read_yaml(text, source)
+        if not isinstance(data, dict):
+            kind = "is empty" if data is None else "holds no keys"
+            raise ConfigError(
+                f"{source} {kind}; write the sections run, training, cluster and budget"
+            )
+        for override in overrides:
+            _apply_override(data, override)
+        _prepare(data)
+        try:
+            config = cls.model_validate_json(json.dumps(data, default=str))
+        except ValidationError as error:
+            raise ConfigError(_explain(error, source)) from None
+        problems = check_supported(
+            config.training, config.cluster, config.control, config.emulation,
+            emulation_given="emulation" in data,
+        )  # fmt: skip
+        if problems:
+            raise ConfigError(_listed(problems, source))
+        return config
+
+    def to_data(self) -> dict[str, Json]:
+        """The resolved configuration as plain data, in the form of the file."""
+        data = {name: storage.to_json(getattr(self, name)) for name in type(self).model_fields}
+        optimizer = _child(_child(data, "training"), "optimizer")
+        optimizer.update(_child(optimizer, "arguments"))
+        del optimizer["arguments"]
+        if self.cluster.source != "emulated":
+            del data["emulation"]
+        return data
+
+    def to_yaml(self) -> str:
+        """The resolved configuration as the text of a file that loads to an equal one."""
+        return str(yaml.safe_dump(self.to_data(), sort_keys=False, allow_unicode=True))
+
+
+def config_schema() -> dict[str, Json]:
+    """JSON Schema of the file, with the docstring of every option as its description."""
+    schema: dict[str, Json] = RunConfig.model_json_schema()
+    definitions = _child(schema, "$defs")
+    for cls in _dataclasses_below(RunConfig):
+        properties = _child(_child(definitions, cls.__name__), "properties")
+        for name, text in _attribute_docs(cls).items():
+            _child(properties, name)["description"] = text
+    optimizer = _child(definitions, "OptimizerOptions")
+    del _child(optimizer, "properties")["arguments"]
+    optimizer["additionalProperties"] = True  # torch's own arguments stand beside name and lr
+    schema["title"] = "lyray run"
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's plain scalars: 3e-4 is a number, off and yes are text; a key may stand once."""
+
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, object]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} stands twice; keep one", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_NUMBER_STARTS = list("-+.0123456789")
+_PLAIN_SCALARS = (
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?[0-9]+(_[0-9]+)*", _NUMBER_STARTS),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", _NUMBER_STARTS),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", _NUMBER_STARTS),
+    ("merge", r"<<", ["<"]),
+)
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _starts in _PLAIN_SCALARS:
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _starts
+    )
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
+
+
+def _read_yaml(text: str, source: str) -> object:
+    try:
+        return yaml.load(text, _Loader)  # built on SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{source}{place}: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: {' '.join(str(error).split())}") from None
+
+
+def _apply_override(data: dict[str, object], override: str) -> None:
+    """Write ``a.b[0].c=value`` into the data; sections that are absent appear."""
+    dotted, equals, text = override.partition("=")
+    keys = [int(k) if k.isdigit() else k for k in re.split(r"[.\[\]]+", dotted.strip("] ")) if k]
+    if not equals or not keys:
+        raise ConfigError(f"--set {override!r}: write --set section.key=value")
+    place: object = data
+    for depth, key in enumerate(keys):
+        last = depth == len(keys) - 1
+        if isinstance(place, list) and isinstance(key, int) and key < len(place):
+            if last:
+                place[key] = _read_yaml(text, f"--set {dotted}")
+            place = place[key]
+        elif isinstance(place, dict) and isinstance(key, str):
+            if last:
+                place[key] = _read_yaml(text, f"--set {dotted}")
+            elif place.get(key) is None:
+                place[key] = {}
+            place = place[key]
+        else:
+            raise ConfigError(f"--set {override!r}: there is no {key!r} in the file")
+
+
+def _prepare(data: dict[str, object]) -> None:
+    """Bring the file's form to that of the dataclasses; what is wrong stays for the validation."""
+    for name in [name for name, section in data.items() if section is None]:
+        del data[name]  # a section without keys is one with all its defaults
+    training = data.get("training")
+    if isinstance(training, dict) and isinstance(training.get("optimizer"), dict):
+        given = training["optimizer"]
+        own = {key: value for key, value in given.items() if key in ("name", "lr")}
+        arguments = {key: value for key, value in given.items() if key not in own}
+        training["optimizer"] = {**own, "arguments": arguments}
+    cluster = data.get("cluster")
+    if isinstance(cluster, dict) and cluster.get("source") == "ray":
+        offers = cluster.get("offers")
+        for offer in offers if isinstance(offers, list) else ():
+            if isinstance(offer, dict):  # nothing scales the cluster down: presence is what is paid
+                offer.setdefault("billed", "while_present")
+
+
+def _explain(error: ValidationError, source: str) -> str:
+    """One line per wrong key: dotted path, value, what to write."""
+    wanted: dict[str, list[str]] = {}  # path to the forms that its type allows
+    values: dict[str, object] = {}
+    problems: dict[str, str] = {}
+    renamed: set[str] = set()
+    missing: set[str] = set()
+    for item in error.errors(include_url=False):
+        path, siblings = _place(item["loc"])
+        name = path.rpartition(".")[2]
+        if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            problems[path], meant = _unknown_key(path, name, siblings)
+            renamed.add(path.removesuffix(name) + meant)
+        elif item["type"] in ("missing", "missing_keyword_only_argument", "missing_argument"):
+            missing.add(path)
+            problems[path] = f"{path} is missing; write {_EXAMPLES.get(path, f'{name}: ...')}"
+        elif item["type"] == "value_error":
+            text = str(item["ctx"]["error"])
+            own = text.split(" ", 1)[0] in siblings
+            problems[path] = f"{path}.{text}" if own else f"{path}: {text}"
+        else:
+            form = _WANTED.get(item["type"]) or str(
+                item.get("ctx", {}).get("expected", item["msg"])
+            )
+            wanted.setdefault(path, []).append(_with_unit(form, name))
+            values[path] = item["input"]
+    for path, forms in wanted.items():
+        if any(other.startswith(f"{path}[") for other in wanted):
+            continue  # a list it may be; the wrong entry speaks for itself
+        shown = json.dumps(values[path], default=str)
+        problems[path] = f"{path} is {shown}; write {' or '.join(dict.fromkeys(forms))}"
+    for path in renamed & missing:
+        del problems[path]  # said already, under the name it was given
+    return _listed(list(problems.values()), source)
+
+
+def _listed(problems: Sequence[str], source: str) -> str:
+    if len(problems) == 1:
+        return f"{source}: {problems[0]}"
+    shown = [f"  - {text}" for text in problems[:_SHOWN_ERRORS]]
+    rest = len(problems) - len(shown)
+    more = [f"  - and {rest} more"] if rest else []
+    return "\n".join([f"{source} has {len(problems)} errors:", *shown, *more])
+
+
+def _unknown_key(path: str, name: str, siblings: Sequence[str]) -> tuple[str, str]:
+    """The message on an unknown key, and the key that was meant, if one can be told."""
+    section = path.rpartition(".")[0]
+    firsts = {key.partition("_")[0]: key for key in reversed(siblings)}
+    close = difflib.get_close_matches(name, siblings, 1)
+    close += [firsts[first] for first in difflib.get_close_matches(name, firsts, 1)]
+    prefixed = [key for key in siblings if key.startswith(f"{name}_")]  # the unit was left out
+    elsewhere = [
+        f"{part}.{name}"
+        for part, keys in _section_keys().items()
+        if name in keys and part != section
+    ]
+    if prefixed or close:
+        meant = (prefixed or close)[0]
+        return f"{path} is not a known key; did you mean {meant}?", meant
+    if elsewhere:
+        return f"{path} is not a known key; write it as {elsewhere[0]}", ""
+    return f"{path} is not a known key; known here: {', '.join(siblings)}", ""
+
+
+def _with_unit(form: str, name: str) -> str:
+    units = {
+        "_s": "seconds", "_hours": "hours", "_usd": "dollars", "_hour": "dollars", "_gib": "GiB",
+        "_steps": "steps",
+    }  # fmt: skip
+    unit = next((unit for suffix, unit in units.items() if name.endswith(suffix)), "")
+    return f"{form} of {unit}" if unit and form.endswith("number") else form
+
+
+def _place(loc: Sequence[int | str]) -> tuple[str, tuple[str, ...]]:
+    """Dotted path of a pydantic location without its union tags, and the keys known there."""
+    path = ""
+    hint: object = RunConfig
+    known: tuple[str, ...] = ()
+    for item in loc:
+        keys = _keys(hint)
+        if isinstance(item, int):
+            path += f"[{item}]"
+            hint = next(iter(get_args(_concrete(hint))), None)
+        elif keys or hint is None or get_origin(hint) not in (Union, UnionType):
+            path += f".{item}" if path else str(item)
+            hint, known = _hints(hint).get(item), keys
+        known = _keys(hint) or known
+    return path, known
+
+
+def _concrete(hint: object) -> object:
+    """The annotation without None, where only one is left."""
+    parts = [p for p in get_args(hint) if p is not NoneType]
+    union = get_origin(hint) in (Union, UnionType)
+    return parts[0] if union and len(parts) == 1 else hint
+
+
+def _hints(hint: object) -> Mapping[str, object]:
+    concrete = _concrete(hint)
+    if concrete is RunConfig:
+        return {name: field.annotation for name, field in RunConfig.model_fields.items()}
+    return get_type_hints(concrete) if is_dataclass(concrete) else {}
+
+
+def _keys(hint: object) -> tuple[str, ...]:
+    return tuple(
+        key for key in _hints(hint) if _concrete(hint) is not OptimizerOptions or key != "arguments"
+    )
+
+
+def _section_keys() -> Mapping[str, tuple[str, ...]]:
+    return {name: _keys(hint) for name, hint in _hints(RunConfig).items()}
+
+
+def _dataclasses_below(hint: object) -> Iterator[type]:
+    for part in (*_hints(hint).values(), *get_args(hint)):
+        if isinstance(part, type) and is_dataclass(part):
+            yield part
+        yield from _dataclasses_below(part)
+
+
+def _attribute_docs(cls: type) -> Mapping[str, str]:
+    """The docstrings that stand under the fields of a dataclass."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            assert isinstance(field.target, ast.Name)
+            found[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return found
+
+
+def _child(data: Mapping[str, Json], key: str) -> dict[str, Json]:
+    child = data[key]
+    assert isinstance(child, dict)
+    return child

@@ -1,0 +1,248 @@
+"""What this version can do of what the file may say, and whether the names in it exist."""
+
+import ast
+import difflib
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from orchestrator.control.backend import ClusterOptions, EmulatedEvent, EmulationOptions
+from orchestrator.core.model import OptimizerOptions, TrainingOptions
+from orchestrator.core.schedule import SCHEDULES
+from orchestrator.errors import ConfigError
+from orchestrator.planning.lyapunov import ControlOptions
+
+NOT_YET = "not supported in this version"
+
+STRATEGIES = (
+    "joint", "even-split", "proportional", "even-pipeline", "balanced-pipeline", "static",
+    "static-rebalanced", "greedy", "cheapest", "slot-cap", "frozen-price", "on-demand",
+    "do-nothing",
+)  # fmt: skip
+"""Strategies that are built; a test compares them with the registry, which is heavier to load."""
+
+LATER_STRATEGIES = ("tuned-rate-cap", "tuned-price-cap", "pase", "ppo")
+LATER_SCHEDULES = ("2bw",)
+
+_COMMON = ("weight_decay", "maximize", "foreach", "capturable", "differentiable")
+OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
+    "sgd": ("momentum", "dampening", "weight_decay", "nesterov", "maximize", "foreach",
+            "differentiable", "fused"),
+    "adam": ("betas", "eps", "amsgrad", "fused", "decoupled_weight_decay", *_COMMON),
+    "adamw": ("betas", "eps", "amsgrad", "fused", *_COMMON),
+    "adamax": ("betas", "eps", *_COMMON),
+    "nadam": ("betas", "eps", "momentum_decay", "decoupled_weight_decay", *_COMMON),
+    "radam": ("betas", "eps", "decoupled_weight_decay", *_COMMON),
+    "rmsprop": ("alpha", "eps", "momentum", "centered", *_COMMON),
+    "adagrad": ("lr_decay", "initial_accumulator_value", "eps", "weight_decay", "maximize",
+                "foreach", "differentiable", "fused"),
+    "adadelta": ("rho", "eps", *_COMMON),
+}  # fmt: skip
+"""torch.optim classes that work parameter by parameter, and their arguments besides lr."""
+
+LATER_OPTIMIZERS = ("adafactor", "asgd", "lbfgs", "muon", "rprop", "sparseadam")
+
+
+def check_supported(
+    training: TrainingOptions,
+    cluster: ClusterOptions,
+    control: ControlOptions,
+    emulation: EmulationOptions,
+    *,
+    emulation_given: bool,
+) -> list[str]:
+    """Return what cannot be done as asked, one message each: dotted path, value, mend."""
+    problems = [
+        *_training_problems(training),
+        *_optimizer_problems(training.optimizer),
+        *_cluster_problems(cluster),
+        *_strategy_problems(control.strategy),
+    ]
+    if emulation_given and cluster.source != "emulated":
+        problems.append(
+            f"emulation is only for cluster.source: emulated, and cluster.source is "
+            f"{cluster.source}; remove the section"
+        )
+    for index, event in enumerate(emulation.events):
+        problems += _event_problems(f"emulation.events[{index}]", event, cluster)
+    return problems
+
+
+def find_task(path: str, arguments: Mapping[str, object], folder: Path) -> None:
+    """Check that ``module:callable`` exists and takes the arguments; import and run nothing.
+
+    Args:
+        path: ``training.task``.
+        arguments: ``training.task_args``.
+        folder: The working directory, searched first.
+
+    Raises:
+        ConfigError: If it cannot be found or called so, with the place and the mend.
+    """
+    module, colon, name = path.partition(":")
+    if not colon or not all(part.isidentifier() for part in [*module.split("."), name]):
+        raise ConfigError(
+            f"training.task is {path!r}; write package.module:callable, for example "
+            "examples.byte_gpt:task"
+        )
+    spec = _find_module(module, [str(folder), *sys.path])
+    if spec is None:
+        raise ConfigError(
+            f"training.task is {path!r}, but there is no module {module!r} in {folder} or among "
+            "the installed packages; start the command in the folder that holds it"
+        )
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return  # compiled or a namespace: only importing can tell
+    try:
+        tree = ast.parse(Path(spec.origin).read_text("utf-8"), spec.origin)
+    except SyntaxError as error:
+        raise ConfigError(
+            f"training.task is {path!r}, but {spec.origin} line {error.lineno} is no Python: "
+            f"{error.msg}; mend it there"
+        ) from None
+    names = dict(_top_level_names(tree.body))
+    if name not in names and "*" not in names:
+        close = difflib.get_close_matches(name, names, 1)
+        raise ConfigError(
+            f"training.task is {path!r}, but {spec.origin} defines no {name!r}"
+            + (f"; did you mean {module}:{close[0]}?" if close else "; define it there")
+        )
+    definition = names.get(name)
+    if isinstance(definition, ast.FunctionDef) and not definition.decorator_list:
+        _check_arguments(definition.args, name, arguments)
+
+
+def _training_problems(training: TrainingOptions) -> Iterator[str]:
+    for schedule in training.schedules:
+        if schedule in LATER_SCHEDULES:
+            yield f"training.schedule is {schedule}: {NOT_YET}; write {' or '.join(SCHEDULES)}"
+        elif schedule not in SCHEDULES:
+            yield f"training.schedule is {schedule!r}; write {' or '.join(SCHEDULES)}"
+    if not training.schedules:
+        yield f"training.schedule is an empty list; write {' or '.join(SCHEDULES)}"
+    if training.overlap:
+        yield f"training.overlap is true: {NOT_YET}; write overlap: false"
+    if training.precision == "fp16":
+        yield f"training.precision is fp16: {NOT_YET}; write fp32 or bf16"
+    for name, limit in (("warmup_steps", 0), ("final_ratio", 0)):
+        if getattr(training.lr_schedule, name) < limit:
+            value = getattr(training.lr_schedule, name)
+            yield f"training.lr_schedule.{name} is {value}; it must not be negative"
+
+
+def _optimizer_problems(optimizer: OptimizerOptions) -> Iterator[str]:
+    if optimizer.name in LATER_OPTIMIZERS:
+        yield f"training.optimizer.name is {optimizer.name}: {NOT_YET}; write {_choice(OPTIMIZERS)}"
+        return
+    if optimizer.name not in OPTIMIZERS:
+        yield f"training.optimizer.name is {optimizer.name!r}; write {_choice(OPTIMIZERS)}"
+        return
+    if not optimizer.lr > 0:
+        yield f"training.optimizer.lr is {optimizer.lr}; it must be positive"
+    for key in optimizer.arguments:
+        known = OPTIMIZERS[optimizer.name]
+        if key not in known:
+            close = difflib.get_close_matches(key, known, 1)
+            mend = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
+            yield f"training.optimizer.{key} is not an argument of {optimizer.name}; {mend}"
+
+
+def _cluster_problems(cluster: ClusterOptions) -> Iterator[str]:
+    if cluster.price_feed is not None:
+        yield f"cluster.price_feed: {NOT_YET}; remove it, prices are those of cluster.offers"
+    for index, offer in enumerate(cluster.offers):
+        if offer.max_price_per_hour is not None:
+            yield f"cluster.offers[{index}].max_price_per_hour: {NOT_YET}; remove it"
+    zones = {offer.zone for offer in cluster.offers}
+    for index, link in enumerate(cluster.links):
+        for zone in link.between or ():
+            if zone not in zones and cluster.source != "ray":
+                yield (
+                    f"cluster.links[{index}].between names zone {zone!r}, which no offer is in; "
+                    f"known: {', '.join(sorted(zones))}"
+                )
+
+
+def _strategy_problems(strategy: str) -> Iterator[str]:
+    if strategy in LATER_STRATEGIES:
+        yield f"control.strategy is {strategy}: {NOT_YET}; write {_choice(STRATEGIES)}"
+    elif strategy not in STRATEGIES:
+        close = difflib.get_close_matches(strategy, STRATEGIES, 1)
+        mend = f"did you mean {close[0]}?" if close else f"write {_choice(STRATEGIES)}"
+        yield f"control.strategy is {strategy!r}; {mend}"
+
+
+def _event_problems(path: str, event: EmulatedEvent, cluster: ClusterOptions) -> Iterator[str]:
+    pools = {offer.pool: offer.count for offer in cluster.offers}
+    devices = [f"{pool}-{i}" for pool, count in pools.items() for i in range(count)]
+    if event.lost:
+        yield f"{path}.lost: {NOT_YET}; remove the event"
+    if event.joined:
+        yield f"{path}.joined: {NOT_YET}; remove the event"
+    if event.device is not None and event.device not in devices:
+        yield f"{path}.device is {event.device!r}; known: {', '.join(devices)}"
+    if event.pool is not None and event.pool not in pools:
+        yield f"{path}.pool is {event.pool!r}; known: {', '.join(pools)}"
+
+
+def _choice(names: Mapping[str, object] | tuple[str, ...]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}"
+
+
+def _find_module(name: str, search: list[str]) -> ModuleSpec | None:
+    """Find a module without importing the packages around it, unlike ``importlib.util``."""
+    spec: ModuleSpec | None = None
+    places: list[str] | None = search
+    for depth, _ in enumerate(name.split("."), 1):
+        if places is None:
+            return None
+        spec = PathFinder.find_spec(".".join(name.split(".")[:depth]), places)
+        if spec is None:
+            return None
+        found = spec.submodule_search_locations
+        places = list(found) if found is not None else None
+    return spec
+
+
+def _top_level_names(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+    """Names bound at the top of a module; '*' where a star import may bind any."""
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield statement.name, statement
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            for alias in statement.names:
+                yield (alias.asname or alias.name).partition(".")[0], statement
+        elif isinstance(statement, ast.If | ast.Try | ast.With):
+            for field in ("body", "orelse", "finalbody"):
+                yield from _top_level_names(getattr(statement, field, []))
+            for handler in getattr(statement, "handlers", []):
+                yield from _top_level_names(handler.body)
+        else:
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    yield node.id, statement
+
+
+def _check_arguments(signature: ast.arguments, name: str, arguments: Mapping[str, object]) -> None:
+    positional = [a.arg for a in signature.args]
+    known = [*positional, *(a.arg for a in signature.kwonlyargs)]
+    for key in arguments:
+        if key not in known and signature.kwarg is None:
+            close = difflib.get_close_matches(key, known, 1)
+            mend = (
+                f"did you mean {close[0]}?" if close else f"it takes {', '.join(known) or 'none'}"
+            )
+            raise ConfigError(f"training.task_args.{key} is not an argument of {name}(); {mend}")
+    optional = positional[len(positional) - len(signature.defaults) :]
+    required = [a.arg for a in signature.posonlyargs]
+    required += [key for key in positional if key not in optional]
+    required += [
+        a.arg
+        for a, default in zip(signature.kwonlyargs, signature.kw_defaults, strict=True)
+        if default is None
+    ]
+    missing = [key for key in required if key not in arguments]
+    if missing:
+        raise ConfigError(f"training.task_args.{missing[0]} is missing; {name}() needs it")

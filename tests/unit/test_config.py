@@ -1,0 +1,152 @@
+"""The config file: what it may hold, and the one message that each mistake gives."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import RunConfig, config_schema
+from orchestrator.errors import ConfigError
+
+GOOD = """
+run: {name: byte-gpt}
+training:
+  task: examples.byte_gpt:task
+  global_batch: 64
+  microbatch: 4
+  steps: 300
+  optimizer: {name: adamw, lr: 3e-4, weight_decay: 0.1, betas: [0.9, 0.95]}
+cluster:
+  source: emulated
+  offers:
+    - {pool: fast, kind: a100-40, count: 2, price_per_hour: 3.67}
+    - {pool: slow, kind: t4, count: 2, zone: z2, price_per_hour: 0.35}
+  links:
+    - {within: zone, latency_s: 0.0001, bandwidth_gbytes_per_s: 3}
+    - {between: [z1, z2], latency_s: 0.002, bandwidth_gbytes_per_s: 0.02}
+budget: {average_per_hour_usd: 4.0, queue_cap: off}
+emulation: {billing_speedup: 60}
+"""
+
+
+MISTAKES = (Path(__file__).parent / "config_mistakes.txt").read_text().splitlines()[1:]
+
+
+def message_of(*overrides: str, text: str = GOOD) -> str:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.parse(text, overrides, source="run.yaml")
+    return str(caught.value)
+
+
+def test_sections_are_the_owners_options_and_the_rest_is_default() -> None:
+    config = RunConfig.parse(GOOD)
+    assert config.training.optimizer.lr == 3e-4  # YAML 1.1 would read text
+    assert config.training.optimizer.arguments == {"weight_decay": 0.1, "betas": [0.9, 0.95]}
+    assert config.budget.queue_cap == "off"  # YAML 1.1 would read false
+    assert config.control.slot_s == 60.0
+    assert config.failure.timeout_s == 60.0
+    assert [offer.pool for offer in config.cluster.offers] == ["fast", "slow"]
+
+
+def test_the_resolved_file_loads_to_an_equal_config(tmp_path: Path) -> None:
+    config = RunConfig.parse(GOOD, ["budget.queue_cap=12.5", "training.schedule=[1f1b, gpipe]"])
+    path = tmp_path / "config.yaml"
+    path.write_text(config.to_yaml())
+    assert RunConfig.load(path) == config
+
+
+def test_a_later_value_overrides_the_file() -> None:
+    config = RunConfig.parse(GOOD, ["training.steps=5", "cluster.offers[1].price_per_hour=0.5",
+                                    "control.straggler.ratio=1.5", "run.seed=7"])  # fmt: skip
+    assert config.training.steps == 5
+    assert config.cluster.offers[1].price_per_hour == 0.5
+    assert config.control.straggler.ratio == 1.5
+    assert config.run.seed == 7
+
+
+def test_a_section_without_keys_has_its_defaults() -> None:
+    assert RunConfig.parse(GOOD + "control:\n") == RunConfig.parse(GOOD)
+
+
+def test_on_ray_a_present_device_costs_unless_the_offer_says_otherwise() -> None:
+    ray = ["cluster.source=ray", "cluster.offers[1].billed=while_used"]
+    config = RunConfig.parse(GOOD.replace("emulation: {billing_speedup: 60}", ""), ray)
+    assert [offer.billed for offer in config.cluster.offers] == ["while_present", "while_used"]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_wrong_value_gives_one_message_with_path_value_and_mend(mistake: str) -> None:
+    override, _, message = mistake.partition("  =>  ")
+    assert message_of(override).startswith(f"run.yaml: {message}")
+
+
+def test_a_missing_required_key_says_what_to_write() -> None:
+    """deepspeedai/DeepSpeed#8156: a bare ZeroDivisionError when a size is missing."""
+    message = message_of(text=GOOD.replace("  global_batch: 64\n", ""))
+    assert message == "run.yaml: training.global_batch is missing; write global_batch: 64"
+
+
+def test_every_mistake_is_listed_at_once() -> None:
+    message = message_of("training.steps=0.5", "metrics.prt=1", "cluster.offers[0].kid=x")
+    assert message.splitlines() == [
+        "run.yaml has 3 errors:",
+        "  - cluster.offers[0].kid is not a known key; did you mean kind?",
+        "  - metrics.prt is not a known key; did you mean port?",
+        "  - training.steps is 0.5; write a whole number",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "run.yaml is empty; write the sections run, training, cluster and budget"),
+        ("- 1", "run.yaml holds no keys"),
+        ("a: [1", "run.yaml line 1, column 6: expected ',' or ']'"),
+        ("a: 1\na: 2\n", "run.yaml line 2, column 1: key 'a' stands twice; keep one"),
+        ("a: !!python/object:os.system {}", "run.yaml line 1, column 4: could not determine"),
+        ("a: \x01", "run.yaml: unacceptable character"),
+    ],
+)
+def test_broken_yaml_says_where(text: str, message: str) -> None:
+    assert message_of(text=text).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("nonsense", "--set 'nonsense': write --set section.key=value"),
+        ("cluster.offers[7].count=2", "--set 'cluster.offers[7].count=2': there is no 7"),
+        ("training.steps=[1", "--set training.steps line 1"),
+    ],
+)
+def test_a_wrong_override_names_itself(override: str, message: str) -> None:
+    assert message_of(override).startswith(message)
+
+
+def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name, problem in (("none.yaml", "does not exist"), (".", "is a folder"),
+                          ("binary", "is not a text file")):  # fmt: skip
+        with pytest.raises(ConfigError, match=problem):
+            RunConfig.load(tmp_path / name)
+
+
+def test_the_schema_describes_every_section_and_knows_the_flat_optimizer() -> None:
+    schema = json.loads(json.dumps(config_schema()))
+    assert set(schema["properties"]) == set(RunConfig.model_fields)
+    assert schema["required"] == ["run", "training", "cluster", "budget"]
+    optimizer = schema["$defs"]["OptimizerOptions"]
+    assert set(optimizer["properties"]) == {"name", "lr"}
+    assert optimizer["additionalProperties"] is True
+    budget = schema["$defs"]["BudgetOptions"]["properties"]
+    assert budget["total_usd"]["description"].startswith("Hard cap")
+    assert budget["horizon_hours"]["default"] == 48.0
+
+
+def test_reading_a_config_loads_nothing_heavy() -> None:
+    code = "import orchestrator.config, sys; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in found.stdout.split()}
+    assert not loaded & {"ray", "torch", "cvxpy", "simpy", "numba", "scipy"}

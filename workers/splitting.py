@@ -1,0 +1,183 @@
+"""The user's task: import it, build it, and cut its model into layers that any stage can run."""
+
+import importlib
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from orchestrator.core.model import Task
+from orchestrator.errors import ConfigError, UserCodeError
+from workers.failures import user_code, user_traceback
+from workers.randomness import sample_randomness
+
+__all__ = ["SplitModel", "Tie", "build_task", "load_task", "sample_randomness", "split"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """One Parameter that several layers hold: (layer, name inside the layer) of each."""
+
+    keys: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitModel:
+    """The layers, run one after another, each mapping a tensor or tuple to a tensor or tuple."""
+
+    layers: tuple[nn.Module, ...]
+    names: tuple[str, ...]  # prefix of each layer's entries in the user's own state_dict
+    ties: tuple[Tie, ...] = ()
+
+    def state_name(self, layer: int, name: str) -> str:
+        """The user's own state_dict name of a parameter or buffer of a layer."""
+        return f"{self.names[layer]}.{name}"
+
+
+def build_task(factory: Callable[..., Task], args: Mapping[str, Any], seed: int) -> Task:
+    """Call the user's factory with every global generator seeded, so that all workers agree.
+
+    Raises:
+        UserCodeError: If it raises, or returns something else than a Task.
+    """
+    name = getattr(factory, "__qualname__", repr(factory))
+    torch.manual_seed(seed)
+    random.seed(seed)  # the user's code may draw from it
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - as above
+    with user_code(f"training.task {name}({_arguments(args)})"):
+        task = factory(**args)
+    if not isinstance(task, Task):
+        raise UserCodeError(
+            f"training.task {name} returned {type(task).__name__}; return an orchestrator.Task"
+        )
+    return task
+
+
+def _arguments(args: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in args.items())
+
+
+def load_task(path: str, args: Mapping[str, Any], seed: int) -> Task:
+    """Import ``module:callable``, relative to the working directory, and build the task.
+
+    Raises:
+        ConfigError: If there is no such module or callable.
+        UserCodeError: If the user's code raises while it is imported or called.
+    """
+    module_name, _, name = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and _is_parent(error.name, module_name):
+            raise ConfigError(
+                f"training.task: there is no module {error.name!r} (of {path!r}) in {here} "
+                "or among the installed packages"
+            ) from None
+        shown = user_traceback(error.with_traceback(_after_import(error.__traceback__)))
+        raise UserCodeError(
+            f"importing {module_name} (training.task) raised {type(error).__name__}: {error}", shown
+        ) from error
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        raise ConfigError(
+            f"training.task: {path!r} names no callable; module {module_name!r} "
+            f"({module.__file__}) has no function {name!r}"
+        )
+    return build_task(factory, args, seed)
+
+
+def _is_parent(missing: str | None, module_name: str) -> bool:
+    # What the user's module imports itself may be missing too; that is the user's error.
+    return missing is not None and f"{module_name}.".startswith(f"{missing}.")
+
+
+def _after_import(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file not in (__file__, importlib.__file__) and not file.startswith("<frozen importlib"):
+            return trace
+        trace = trace.tb_next
+    return None
+
+
+def split(task: Task) -> SplitModel:
+    """Cut the task's model into layers.
+
+    Accepts a list of modules, an ``nn.ModuleList`` or an ``nn.Sequential``. Parameters that
+    layers share become ties.
+
+    Raises:
+        ConfigError: If the model is something else, or holds a module that cannot be trained
+            exactly in microbatches; the message names the module and the alternatives.
+    """
+    layers, names = _layer_list(task.layers)
+    for layer, name in zip(layers, names, strict=True):
+        for inner_name, module in layer.named_modules():
+            _check_module(module, f"{name}.{inner_name}".rstrip("."))
+    return SplitModel(layers, names, _ties(layers))
+
+
+def _layer_list(model: Any) -> tuple[tuple[nn.Module, ...], tuple[str, ...]]:
+    if isinstance(model, nn.Sequential | nn.ModuleList):
+        layers: Sequence[Any] = list(model)
+        # remove_duplicate=False: a module that stands in two places runs twice.
+        names = [n for n, _ in model.named_modules(remove_duplicate=False) if n and "." not in n]
+    elif isinstance(model, list | tuple):
+        layers, names = model, [str(index) for index in range(len(model))]
+    else:
+        raise ConfigError(
+            f"training.task: Task.layers is a {type(model).__name__}, which cannot be cut into "
+            "layers; pass a layer list: a list of nn.Module (or an nn.Sequential) that run one "
+            "after another, each taking what the one before returned"
+        )
+    if not layers:
+        raise ConfigError("training.task: Task.layers is empty; pass a layer list of nn.Module")
+    for index, layer in enumerate(layers):
+        if not isinstance(layer, nn.Module):
+            raise ConfigError(
+                f"training.task: entry {index} of Task.layers is a {type(layer).__name__}; "
+                "pass a layer list of nn.Module (wrap a function in a small module)"
+            )
+    return tuple(layers), tuple(names)
+
+
+def _check_module(module: nn.Module, name: str) -> None:
+    place = f"training.task: layer {name!r} is a {type(module).__name__}"
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        raise ConfigError(
+            f"{place} without shapes yet; give it its input size, or run one sample through first"
+        )
+    if isinstance(module, _BatchNorm) or (
+        isinstance(module, _InstanceNorm) and module.track_running_stats
+    ):
+        raise ConfigError(
+            f"{place}: its statistics would be those of a microbatch and differ from group to "
+            "group, so the result would depend on the plan; use nn.GroupNorm or nn.LayerNorm, or "
+            "freeze it by folding its statistics into a fixed scale and shift"
+        )
+    if isinstance(module, nn.RNNBase) and module.dropout > 0:
+        raise ConfigError(
+            f"{place} with dropout {module.dropout}, which cannot be drawn per sample; stack "
+            f"{module.num_layers} of one layer each with nn.Dropout between them"
+        )
+
+
+def _ties(layers: Sequence[nn.Module]) -> tuple[Tie, ...]:
+    holders: dict[int, list[tuple[int, str]]] = {}
+    for index, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters():  # once a layer, whatever its names there
+            holders.setdefault(id(parameter), []).append((index, name))
+    return tuple(Tie(tuple(keys)) for keys in holders.values() if len(keys) > 1)

@@ -100,6 +100,7 @@ class MemoryModel:
 
     def error(self, groups: Sequence[Group], schedule: str) -> str | None:
         """Which device lacks most memory, and how much; None when all fit."""
+        margin_ratio = self._problem.memory_margin_ratio
         worst, message = 0.0, None
         for group in groups:
             peaks = self.peaks_bytes(group, schedule, replicated=len(groups) > 1)
@@ -108,8 +109,8 @@ class MemoryModel:
                 if peak - usable > worst:
                     worst = peak - usable
                     message = (
-                        f"layers {stage.first_layer} to {stage.end_layer} need "
-                        f"{round(peak):,} bytes on {stage.team.team_id!r}, where {round(usable):,} are usable "
-                        f"({self._problem.memory_margin_ratio:.0%} of its memory are kept free)"
+                        f"layers {stage.first_layer} to {stage.end_layer} need {round(peak):,} "
+                        f"bytes on {stage.team.team_id!r}, where {round(usable):,} are usable "
+                        f"({margin_ratio:.0%} of its memory are kept free)"
                     )
         return message

@@ -113,7 +113,7 @@ def _whole(
     most_G: IntArray | None,
 ) -> IntArray:
     """Gather the shorter microbatches of a fine deal into full ones and a single shorter one."""
-    found_G = np.maximum(samples_G // size_G * size_G, np.minimum(samples_G, 1))
+    found_G: IntArray = np.maximum(samples_G // size_G * size_G, np.minimum(samples_G, 1))
     short_G = found_G % size_G  # groups too small for one full microbatch start with one sample
     left = int(samples_G.sum() - found_G.sum())
     while left:
@@ -150,7 +150,8 @@ def _below_optimum(
         level_s = min(level_s, corner_s[last + 1])
     # A hair less than the quotient: a count too high could not be taken back.
     whole_G = np.floor((level_s - alpha_G) / tau_G * (1 - 1e-12) - 1e-9)
-    return np.minimum(np.maximum(whole_G, 0).astype(np.int64) + 1, most_G)
+    count_G: IntArray = np.minimum(np.maximum(whole_G, 0).astype(np.int64) + 1, most_G)
+    return count_G
 
 
 def _next_to_end(

@@ -1,0 +1,66 @@
+"""Figures as people read them: three digits, a unit, a dash where nothing was measured."""
+
+import math
+
+_DASH = "-"
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, thousands with separators, never an exponent for usual sizes."""
+    if value is None or not math.isfinite(value):
+        return _DASH
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    if abs(value) < 1e-4:
+        return f"{value:.2e}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration: microseconds to days."""
+    if value is None or not math.isfinite(value):
+        return _DASH
+    size = abs(value)
+    if size == 0:
+        return "0 s"
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (120.0, 1.0, "s"),
+                                (7200.0, 1 / 60, "min"), (172800.0, 1 / 3600, "h")):  # fmt: skip
+        if size < limit:
+            return f"{number(value * factor)} {unit}"
+    return f"{number(value / 86400)} d"
+
+
+def usd(value: float | None) -> str:
+    """Dollars: cents above ten dollars, more digits below."""
+    if value is None or not math.isfinite(value):
+        return _DASH
+    digits = 2 if abs(value) >= 10 or value == 0 else 4 if abs(value) < 1 else 3
+    return f"{'-' if value < 0 else ''}${abs(value):,.{digits}f}"
+
+
+def size(value_bytes: float | None) -> str:
+    """Bytes in binary units."""
+    if value_bytes is None or not math.isfinite(value_bytes):
+        return _DASH
+    value, unit = float(value_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{number(value)} {unit}" if unit != "B" else f"{value:.0f} B"
+
+
+def percent(ratio: float | None) -> str:
+    """A ratio as a percentage."""
+    if ratio is None or not math.isfinite(ratio):
+        return _DASH
+    return f"{100 * ratio:.1f} %" if abs(ratio) < 0.1 else f"{100 * ratio:.0f} %"
+
+
+def difference(measured: float | None, predicted: float | None) -> str:
+    """How far a measurement lies from its prediction, signed, in percent."""
+    if measured is None or not predicted:
+        return _DASH
+    return f"{100 * (measured / predicted - 1):+.1f} %"

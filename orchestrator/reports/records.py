@@ -1,0 +1,136 @@
+"""One SlotRecord as a line: of JSON for slots.jsonl, of plain text for a log."""
+
+import json
+import math
+from collections.abc import Iterable
+
+from orchestrator.core.plan import Group, Plan
+from orchestrator.core.slot import DeviceView, Rates, SlotRecord
+from orchestrator.reports import figures
+from orchestrator.storage import Json
+
+
+def plan_data(plan: Plan, device_ids: Iterable[str]) -> dict[str, Json]:
+    """A plan in the form of the user's files.
+
+    Args:
+        plan: What runs.
+        device_ids: All present devices; those not in the plan are listed as idle.
+    """
+    used = set(plan.device_ids)
+    groups: list[Json] = [_group_data(group) for group in plan.groups]
+    idle: list[Json] = [d for d in device_ids if d not in used]
+    return {"groups": groups, "idle": idle, "schedule": plan.schedule}
+
+
+def plan_text(plan: Plan) -> str:
+    """A plan on one line: per group its samples, then device[first layer:end layer] per stage."""
+    if plan.is_idle:
+        return "idle"
+    return " | ".join(
+        f"{group.num_samples}: "
+        + " > ".join(
+            f"{'+'.join(stage.team.device_ids)}[{stage.first_layer}:{stage.end_layer}]"
+            for stage in group.stages
+        )
+        for group in plan.groups
+    )
+
+
+def slot_data(record: SlotRecord) -> dict[str, Json]:
+    """A slot in the form of one line of ``slots.jsonl``: billed seconds, true dollars."""
+    present = [view.device_id for view in record.devices if view.state != "lost"]
+    return {
+        "slot": record.slot,
+        "time_s": record.time_s,
+        "step": record.step,
+        "generation": record.generation,
+        "decision": record.decision,
+        "reason": record.reason,
+        "plan": plan_data(record.plan, present),
+        "next_plan": plan_data(record.next_plan, present),
+        "predicted": _rates_data(record.predicted),
+        "measured": _rates_data(record.measured),
+        "backlog_usd": record.backlog_usd,
+        "penalty_weight": record.penalty_weight,
+        "price_of_money_samples_per_usd": record.price_of_money_samples_per_usd,
+        "marginal_values": dict(record.marginal_values),
+        "spent_usd": record.spent_usd,
+        "budget_usd": record.budget_usd,
+        "overspend_bound_usd": record.overspend_bound_usd,
+        "solve_s": record.solve_s,
+        "migration_s": record.migration_s,
+        "moved_bytes": record.moved_bytes,
+        "control_cpu_s": record.control_cpu_s,
+        "loss": _finite(record.loss),
+        "grad_norm": _finite(record.grad_norm),
+        "lr": record.lr,
+        "samples": record.samples,
+        "num_operations": record.num_operations,
+        "num_late": record.num_late,
+        "bubble_ratio": record.bubble_ratio,
+        "stragglers": list(record.stragglers),
+        "fallbacks": list(record.fallbacks),
+        "devices": {view.device_id: _device_data(view) for view in record.devices},
+    }
+
+
+def slot_json(record: SlotRecord) -> str:
+    """The line of ``slots.jsonl`` itself, without a line break."""
+    return json.dumps(slot_data(record), allow_nan=False)
+
+
+def slot_line(record: SlotRecord) -> str:
+    """The one line a log shows of a slot: progress, speed, money, decision."""
+    measured, predicted = record.measured, record.predicted
+    parts = [f"slot {record.slot}", f"step {record.step}"]
+    if record.loss is not None:
+        parts.append(f"loss {figures.number(record.loss)}")
+    if measured.step_s is not None:
+        parts.append(
+            f"step time {figures.seconds(measured.step_s)} "
+            f"(predicted {figures.seconds(predicted.step_s)})"
+        )
+        parts.append(f"{figures.number(measured.samples_per_s)} samples/s")
+    parts.append(f"{figures.usd(measured.cost_per_hour_usd)}/h")
+    parts.append(f"spent {figures.usd(record.spent_usd)} of {figures.usd(record.budget_usd)}")
+    if record.stragglers:
+        parts.append(f"straggler {', '.join(record.stragglers)}")
+    parts.append(f"{record.decision}: {record.reason}")
+    return " · ".join(parts)
+
+
+def _group_data(group: Group) -> dict[str, Json]:
+    stages: list[Json] = [
+        {
+            "devices": list(stage.team.device_ids),
+            "first_layer": stage.first_layer,
+            "end_layer": stage.end_layer,
+        }
+        for stage in group.stages
+    ]
+    return {"microbatches": list(group.microbatches), "stages": stages}
+
+
+def _rates_data(rates: Rates) -> dict[str, Json]:
+    return {
+        "step_s": _finite(rates.step_s),
+        "samples_per_s": _finite(rates.samples_per_s),
+        "cost_per_hour_usd": _finite(rates.cost_per_hour_usd),
+        "peak_memory_bytes": dict(rates.peak_memory_bytes),
+    }
+
+
+def _device_data(view: DeviceView) -> dict[str, Json]:
+    return {
+        "kind": view.kind,
+        "pool": view.pool,
+        "state": view.state,
+        "slowdown": view.slowdown,
+        "straggler": view.straggler,
+        "price_per_hour": view.price_per_hour,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

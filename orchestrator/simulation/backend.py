@@ -1,0 +1,289 @@
+"""SimulatedBackend: the cluster of a Backend on a virtual clock, slots in microseconds."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import inf
+
+from orchestrator.control.backend import Capabilities
+from orchestrator.core.cluster import ClusterState
+from orchestrator.core.durable import CheckpointManifest
+from orchestrator.core.model import ModelProfile, TrainingOptions
+from orchestrator.core.plan import Group, Plan, step_shares
+from orchestrator.core.slot import (
+    ClusterEvent,
+    Decision,
+    DeviceLost,
+    Observation,
+    PlanningProblem,
+    StepEstimate,
+    StepReport,
+    Usage,
+)
+from orchestrator.planning.cost import CostModel
+from orchestrator.simulation.executor import run_step
+from orchestrator.simulation.traces import TraceEvent, World
+
+Speeds = tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationOptions:
+    """What a simulated run starts from."""
+
+    slot_s: float
+    num_samples: int
+    """Positions of the whole run; only the last step may be short."""
+
+    start_s: float = 0.0
+    """The run's clock at the start; later than 0 in a later life of the run."""
+
+    next_step: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step under way: its truth is fixed when it starts."""
+
+    plan: Plan
+    step: int
+    started_s: float
+    truth: StepEstimate
+
+    @property
+    def ends_s(self) -> float:
+        return self.started_s + self.truth.step_s
+
+
+class SimulatedBackend:
+    """Runs plans in virtual time. Step times come from ``executor.run_step`` on the true cluster.
+
+    A step that is under way at the end of a slot, or when another plan is applied, is
+    finished first, as workers would; a slow-down counts from the next step on.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        model: ModelProfile,
+        training: TrainingOptions,
+        options: SimulationOptions,
+        events: Iterable[TraceEvent] = (),
+    ) -> None:
+        self._world = World(cluster, events)
+        self._model = model
+        self._training = training
+        self._options = options
+        self._now_s = options.start_s
+        self._next_step = options.next_step
+        self._plan: Plan | None = None  # None: nothing applied since the start or a checkpoint
+        self._running: _Step | None = None
+        self._ready_s = options.start_s
+        self._run_until_s = inf
+        self._held: dict[str, float] = {}  # device -> release time, infinite while in use
+        self._usage: list[Usage] = []
+        self._reports: list[StepReport] = []
+        self._events: list[ClusterEvent] = []
+        self._truths: dict[tuple[Plan, int, Speeds], StepEstimate] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the workers of this version could run as well."""
+        return Capabilities(max_team=1, schedules=("1f1b", "gpipe"), overlap=False)
+
+    def observe(self) -> Observation:
+        """Let a slot pass on the virtual clock and return what it brought."""
+        end_s = self._now_s if self._plan is None else self._now_s + self._options.slot_s
+        goes_on = not self._happen()
+        while goes_on and self._now_s < end_s and not self._at_rest():
+            goes_on = self._advance(min(end_s, self._world.next_event_s()))
+        return self._observation()
+
+    def apply(self, decision: Decision) -> None:
+        """Take a decision over; another plan starts after the step under way and the pause."""
+        self._run_until_s = inf if decision.run_until_s is None else decision.run_until_s
+        plan = decision.plan
+        if self._plan is not None and plan.generation == self._plan.generation:
+            return
+        boundary_s = max(self._now_s, self._running.ends_s if self._running else 0.0)
+        self._ready_s = max(boundary_s, self._now_s + decision.migration.pause_s)
+        self._plan = plan
+        release_s = boundary_s if plan.is_idle else self._ready_s  # until then they hand over
+        self._held = {d: min(known_s, release_s) for d, known_s in self._held.items()}
+        self._held |= dict.fromkeys(plan.device_ids, inf)
+
+    def checkpoint(self) -> CheckpointManifest | None:
+        """Finish the step under way, release everything; layers hold nothing here."""
+        if self._plan is None:
+            return None
+        if self._running:
+            self._pass_to(self._running.ends_s)
+            self._finish_step()
+        generation, self._plan = self._plan.generation, None
+        self._held = dict.fromkeys(self._held, self._now_s)
+        return CheckpointManifest(
+            step=self._next_step,
+            generation=generation,
+            files=(),
+            num_layers=self._model.num_layers,
+            samples_committed=self._range(self._next_step)[0],
+            seed=self._options.seed,
+            optimizer=self._training.optimizer.name,
+        )
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    # One stretch of virtual time -----------------------------------------------------
+
+    def _advance(self, until_s: float) -> bool:
+        """Go on to the next end of a step or to ``until_s``; False when the slot ends there."""
+        if self._running is None and self._work_left():
+            self._start_step(until_s)
+        running = self._running
+        if running is not None and running.ends_s <= until_s:
+            self._pass_to(running.ends_s)
+            self._finish_step()
+        else:
+            self._pass_to(until_s)
+        return not self._happen()
+
+    def _at_rest(self) -> bool:
+        """Whether waiting brings nothing: the work is done, or the cap forbids another step."""
+        assert self._plan is not None, "time passes only under a plan"
+        if self._running or self._plan.is_idle:
+            return False
+        if not self._work_left():
+            return True
+        starts_s = max(self._now_s, self._ready_s)
+        return starts_s + self._truth(self._plan).step_s > self._run_until_s
+
+    def _work_left(self) -> bool:
+        return (
+            self._plan is not None
+            and not self._plan.is_idle
+            and self._range(self._next_step)[0] < self._options.num_samples
+        )
+
+    def _start_step(self, until_s: float) -> None:
+        assert self._plan is not None, "a step needs a plan"
+        starts_s = max(self._now_s, self._ready_s)
+        if starts_s < until_s:
+            self._running = _Step(self._plan, self._next_step, starts_s, self._truth(self._plan))
+
+    def _finish_step(self) -> None:
+        running, self._running = self._running, None
+        assert running is not None, "no step is under way"
+        self._reports += self._reports_of(running)
+        self._next_step += 1
+
+    def _happen(self) -> bool:
+        """Let due events happen; True when one of them ends the slot."""
+        events, repriced = self._world.advance(self._now_s, self._next_step)
+        self._events += events
+        lost = {event.device_id for event in events if isinstance(event, DeviceLost)}
+        if self._running and lost & set(self._running.plan.device_ids):
+            self._running = None
+        for device_id in lost:
+            self._held.pop(device_id, None)
+        return bool(events) or repriced
+
+    def _pass_to(self, now_s: float) -> None:
+        for device_id, release_s in tuple(self._held.items()):
+            to_s = min(now_s, release_s)
+            if to_s > self._now_s:
+                self._usage.append(Usage(device_id, self._now_s, to_s))
+            if release_s <= now_s:
+                del self._held[device_id]
+        self._now_s = now_s
+
+    # What comes of it ----------------------------------------------------------------
+
+    def _observation(self) -> Observation:
+        observation = Observation(
+            now_s=self._now_s,
+            usage=_joined(self._usage),
+            reports=tuple(self._reports),
+            events=tuple(self._events),
+            offers=self._world.cluster.offers,
+            next_step=self._next_step,
+            devices=tuple(replace(d, slowdown=1.0) for d in self._world.cluster.devices),
+            paused=self._running is None,
+        )
+        self._usage, self._reports, self._events = [], [], []
+        return observation
+
+    def _range(self, step: int) -> tuple[int, int]:
+        first = min(step * self._training.global_batch, self._options.num_samples)
+        return first, min(first + self._training.global_batch, self._options.num_samples)
+
+    def _truth(self, plan: Plan) -> StepEstimate:
+        """What the next step really takes, with the speeds of this moment."""
+        first, end = self._range(self._next_step)
+        devices = [self._world.cluster.device(d) for d in plan.device_ids]
+        key = (plan, end - first, tuple((d.device_id, d.slowdown) for d in devices))
+        if key not in self._truths:
+            shares = step_shares(plan.groups, end - first)
+            groups = [
+                Group(group.stages, share)
+                for group, share in zip(plan.groups, shares, strict=True)
+                if share
+            ]
+            part = Plan(plan.generation, plan.schedule, tuple(groups))
+            self._truths[key] = run_step(CostModel(self._problem()), part)
+        return self._truths[key]
+
+    def _reports_of(self, running: _Step) -> list[StepReport]:
+        truth, plan = running.truth, running.plan
+        compute_s, peaks = dict(truth.compute_s), dict(truth.peak_memory_bytes)
+        first, end = self._range(running.step)
+        shares = step_shares(plan.groups, end - first)
+        busy_s = truth.step_s - truth.sync_s - truth.update_s
+        return [
+            StepReport(
+                generation=plan.generation,
+                step=running.step,
+                device_id=device_id,
+                group_index=group_index,
+                num_samples=sum(shares[group_index]),
+                started_s=running.started_s,
+                ended_s=running.ends_s,
+                step_s=truth.step_s,
+                compute_s=compute_s.get(device_id, 0.0),
+                receive_s=max(0.0, busy_s - compute_s.get(device_id, 0.0)),
+                reduce_s=truth.sync_s,
+                update_s=truth.update_s,
+                wall_step_s=truth.step_s,
+                peak_memory_bytes=peaks.get(device_id, 0),
+            )
+            for group_index, group in enumerate(plan.groups)
+            for device_id in group.device_ids
+        ]
+
+    def _problem(self) -> PlanningProblem:
+        """What the cost model wants to know; weights and money play no part in durations."""
+        return PlanningProblem(
+            cluster=self._world.cluster,
+            model=self._model,
+            batch_samples=self._training.global_batch,
+            microbatch_samples=self._training.microbatch,
+            schedules=self._training.schedules,
+            max_team=1,
+            overlap=False,
+            penalty_weight=1.0,
+            backlog_usd=0.0,
+            budget_usd_per_s=1.0,
+            incumbent=None,
+        )
+
+
+def _joined(usage: Iterable[Usage]) -> tuple[Usage, ...]:
+    """Stretches of one device that touch, as one."""
+    found: dict[str, list[Usage]] = {}
+    for stretch in usage:
+        mine = found.setdefault(stretch.device_id, [])
+        if mine and mine[-1].to_s == stretch.from_s:
+            mine[-1] = replace(mine[-1], to_s=stretch.to_s)
+        else:
+            mine.append(stretch)
+    return tuple(stretch for device_id in sorted(found) for stretch in found[device_id])

@@ -78,7 +78,7 @@ class Transport(Protocol):
 
         Raises:
             TimeoutError: After ``timeout_s``, naming the peer.
-            PeerLostError: If a peer is gone.
+            PeerLostError: If a peer was lost before it got everything.
         """
 
     def close(self) -> None:

@@ -194,6 +194,14 @@ def test_a_closed_peer_leaves_the_others_alone(name: str) -> None:
         assert int(receive(third, 1, 0).tensors[0]) == 1
 
 
+def test_a_peer_that_left_with_nothing_owed_to_it_does_not_fail_flush(name: str) -> None:
+    with connected(name) as (first, second):
+        first.send((torch.tensor(1),), 1, 0)
+        receive(second, 0, 0)
+        second.close()
+        first.flush(LONG_S)
+
+
 def test_what_was_sent_before_the_peer_closed_is_still_received(name: str) -> None:
     with connected(name) as (first, second):
         first.send((torch.tensor(4),), 1, 0)

@@ -38,7 +38,10 @@ class DeviceKind:
 def known_kinds() -> Mapping[str, DeviceKind]:
     """The built-in catalogue, kind name to data sheet (``core/devices.toml``)."""
     table = tomllib.loads((files("orchestrator.core") / "devices.toml").read_text("utf-8"))
-    return {name: DeviceKind(kind=name, **row) for name, row in table.items()}
+    return {
+        name: DeviceKind(**{"kind": name, "bf16_flop_per_s": None, **row})
+        for name, row in table.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

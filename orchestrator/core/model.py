@@ -1,7 +1,7 @@
 """The model as planning sees it (measured layers) and as workers see it (the user's Task)."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -225,3 +225,167 @@ class ModelProfile:
         return tuple(
             sorted(t.microbatch for t in self.times if t.kind == kind and t.team_size == team_size)
         )
+
+
+PROFILE_SCHEMA = "lyray.profile/1"
+_SIZE_COLUMNS = ("param_bytes", "boundary_bytes_per_sample", "stash_bytes_per_sample")
+_TIME_COLUMNS = ("forward_s", "backward_s", "update_s")
+_REQUIRED_KEYS = ("schema", "model", "layers", "sizes", "times")
+_OPTIONAL_KEYS = (
+    "dtype", "forward_flop_per_sample", "edges", "ties", "tie_bytes",
+    "optimizer_bytes_per_param_byte", "step_overhead_s",
+)  # fmt: skip
+
+
+def profile_to_json(profile: ModelProfile) -> dict[str, object]:
+    """The profile as plain JSON values, in the form of a profile file."""
+    return {
+        "schema": PROFILE_SCHEMA,
+        "model": profile.model,
+        "dtype": profile.dtype,
+        "layers": list(profile.layers),
+        "sizes": [
+            {"team": s.team_size, **{name: list(getattr(s, name)) for name in _SIZE_COLUMNS}}
+            for s in profile.sizes
+        ],
+        "times": [
+            {
+                "kind": t.kind,
+                "team": t.team_size,
+                "microbatch": t.microbatch,
+                **{name: list(getattr(t, name)) for name in _TIME_COLUMNS},
+                **({"estimated": True} if t.estimated else {}),
+            }
+            for t in profile.times
+        ],
+        "forward_flop_per_sample": list(profile.forward_flop_per_sample),
+        "edges": [list(edge) for edge in profile.edges],
+        "ties": [list(tie) for tie in profile.ties],
+        "tie_bytes": list(profile.tie_bytes),
+        "optimizer_bytes_per_param_byte": profile.optimizer_bytes_per_param_byte,
+        "step_overhead_s": profile.step_overhead_s,
+    }
+
+
+def profile_from_json(data: Mapping[str, object]) -> ModelProfile:
+    """Read a profile file that was parsed as JSON.
+
+    Raises:
+        ValueError: On a missing or unknown key, a hole, a negative number or a list of the
+            wrong length; the message names the key, the layer and the mend.
+    """
+    _check_keys(data, "", _REQUIRED_KEYS, _OPTIONAL_KEYS)
+    if data["schema"] != PROFILE_SCHEMA:
+        raise ValueError(f"schema is {data['schema']!r}; write {PROFILE_SCHEMA!r}")
+    layers = tuple(str(name) for name in _list(data, "layers"))
+    flop = "forward_flop_per_sample"
+    return ModelProfile(
+        model=str(data["model"]),
+        dtype=str(data.get("dtype", "fp32")),
+        layers=layers,
+        sizes=tuple(
+            LayerSizes(
+                _whole(row, "team", path, 1),
+                *(_column(row, name, path, layers) for name in _SIZE_COLUMNS),
+            )
+            for path, row in _rows(data, "sizes", _SIZE_COLUMNS)
+        ),
+        times=tuple(
+            LayerTimes(
+                kind=str(row["kind"]),
+                team_size=_whole(row, "team", path, 1),
+                microbatch=_whole(row, "microbatch", path, None),
+                forward_s=_column(row, "forward_s", path, layers),
+                backward_s=_column(row, "backward_s", path, layers),
+                update_s=_column(row, "update_s", path, layers),
+                estimated=bool(row.get("estimated", False)),
+            )
+            for path, row in _rows(data, "times", ("kind", "microbatch", *_TIME_COLUMNS))
+        ),
+        forward_flop_per_sample=_column(data, flop, "", layers) if data.get(flop) else (),
+        edges=tuple((edge[0], edge[1]) for edge in _layer_lists(data, "edges", layers, 2)),
+        ties=_layer_lists(data, "ties", layers, None),
+        tie_bytes=tuple(
+            _number(value, f"tie_bytes[{i}]") for i, value in enumerate(_list(data, "tie_bytes"))
+        ),
+        optimizer_bytes_per_param_byte=_number(
+            data.get("optimizer_bytes_per_param_byte", 3.0), "optimizer_bytes_per_param_byte"
+        ),
+        step_overhead_s=_number(data.get("step_overhead_s", 0.0), "step_overhead_s"),
+    )
+
+
+def _check_keys(
+    data: Mapping[str, object], path: str, required: tuple[str, ...], optional: tuple[str, ...]
+) -> None:
+    for key in required:
+        if key not in data:
+            raise ValueError(f"{path}{key} is missing from the profile; add it")
+    for key in data:
+        if key not in (*required, *optional):
+            known = ", ".join((*required, *optional))
+            raise ValueError(f"{path}{key} is not a key of a profile; known: {known}")
+
+
+def _list(data: Mapping[str, object], key: str, path: str = "") -> list[object]:
+    value = data.get(key, [])
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{path}{key} is {value!r}; write a list")  # noqa: TRY004 - of the file
+    return list(value)
+
+
+def _rows(
+    data: Mapping[str, object], key: str, columns: tuple[str, ...]
+) -> Iterator[tuple[str, Mapping[str, object]]]:
+    for index, row in enumerate(_list(data, key)):
+        path = f"{key}[{index}]"
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{path} is {row!r}; write a mapping")  # noqa: TRY004 - of the file
+        _check_keys(row, f"{path}.", columns, ("team", "estimated"))
+        yield f"{path}.", row
+
+
+def _column(
+    data: Mapping[str, object], key: str, path: str, layers: tuple[str, ...]
+) -> tuple[float, ...]:
+    values = _list(data, key, path)
+    if len(values) != len(layers):
+        raise ValueError(
+            f"{path}{key} has {len(values)} entries for {len(layers)} layers; give one a layer"
+        )
+    return tuple(
+        _number(value, f"{path}{key}[{i}] (layer {layers[i]!r})") for i, value in enumerate(values)
+    )
+
+
+def _number(value: object, path: str) -> float:
+    if value is None:
+        raise ValueError(f"{path} is a hole; measure it or leave out the whole row")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{path} is {value!r}; write a number")  # noqa: TRY004 - of the file
+    if not (value >= 0 and math.isfinite(value)):
+        raise ValueError(f"{path} is {value}; write a finite number that is not negative")
+    return float(value)
+
+
+def _whole(data: Mapping[str, object], key: str, path: str, default: int | None) -> int:
+    value = data.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{path}{key} is {value!r}; write a whole number of at least 1")
+    return value
+
+
+def _layer_lists(
+    data: Mapping[str, object], key: str, layers: tuple[str, ...], length: int | None
+) -> tuple[tuple[int, ...], ...]:
+    found = []
+    for index, value in enumerate(_list(data, key)):
+        members = list(value) if isinstance(value, list | tuple) else [value]
+        good = [m for m in members if isinstance(m, int) and 0 <= m < len(layers)]
+        if len(good) != len(members) or len(good) < 2 or length not in (None, len(good)):
+            raise ValueError(
+                f"{key}[{index}] is {value!r}; write {length or 'two or more'} layer indices "
+                f"from 0 to {len(layers) - 1}"
+            )
+        found.append(tuple(good))
+    return tuple(found)

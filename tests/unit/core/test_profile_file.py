@@ -1,0 +1,64 @@
+import json
+import re
+
+import pytest
+
+from orchestrator.core.model import profile_from_json, profile_to_json
+from tests.unit.builders import make_profile
+
+
+def profile_file(**changes):
+    profile = make_profile(
+        {"gpu": [0.1, 0.2, 0.3]}, microbatches=(1, 2), ties=((0, 2),), tie_bytes=(5.0,)
+    )
+    return {**json.loads(json.dumps(profile_to_json(profile))), **changes}
+
+
+def test_a_profile_survives_the_file_unchanged():
+    profile = make_profile(
+        {"gpu": [0.1, 0.2], "cpu": [1.0, 2.0]},
+        microbatches=(1, 2, 4),
+        ties=((0, 1),),
+        tie_bytes=(7.0,),
+        step_overhead_s=0.01,
+    )
+    assert profile_from_json(json.loads(json.dumps(profile_to_json(profile)))) == profile
+
+
+def test_optional_keys_may_be_left_out():
+    data = profile_file()
+    for key in ("dtype", "forward_flop_per_sample", "edges", "ties", "tie_bytes"):
+        del data[key]
+    profile = profile_from_json(data)
+    assert profile.dtype == "fp32"
+    assert profile.ties == ()
+
+
+def broken_time(**changes):
+    data = profile_file()
+    data["times"][1] |= changes
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (profile_file(schema="other/1"), "schema is 'other/1'; write 'lyray.profile/1'"),
+        (
+            broken_time(forward_s=[0.1, None, 0.3]),
+            "times[1].forward_s[1] (layer 'layer1') is a hole",
+        ),
+        (broken_time(backward_s=[0.1, -2, 0.3]), "times[1].backward_s[1] (layer 'layer1') is -2"),
+        (broken_time(update_s=[0.1]), "times[1].update_s has 1 entries for 3 layers"),
+        (broken_time(update_s=["x", 0, 0]), "times[1].update_s[0] (layer 'layer0') is 'x'"),
+        (broken_time(microbatch=0), "times[1].microbatch is 0; write a whole number"),
+        (broken_time(seconds=3), "times[1].seconds is not a key"),
+        (profile_file(ties=[[0, 3]]), "ties[0] is [0, 3]; write two or more layer indices"),
+        (profile_file(layers="abc"), "layers is 'abc'; write a list"),
+        (profile_file(sizes=[3]), "sizes[0] is 3; write a mapping"),
+        ({"schema": "lyray.profile/1"}, "model is missing from the profile; add it"),
+    ],
+)
+def test_a_broken_file_is_refused_with_key_layer_and_mend(data, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        profile_from_json(data)

@@ -1,0 +1,23 @@
+"""Training on a plan equals training in one process."""
+
+from pathlib import Path
+
+from tests.runtime.harness import Fleet, make_plan, make_spec
+from tests.runtime.reference import largest_difference, saved_parameters, train_alone
+
+
+def test_one_step_on_two_stages_equals_one_process(tmp_path: Path) -> None:
+    spec = make_spec(
+        "mlp", str(tmp_path), task_args={"num_layers": 4}, global_batch=8, microbatch=4
+    )
+    plan = make_plan([([("a", 1), ("b", 3)], (4, 4))])
+    with Fleet(("a", "b")) as fleet:
+        fleet.start(spec)
+        fleet.install(plan, first_step=0, end_step=1)
+        end = fleet.run(plan)
+        fleet.save(1, num_layers=4)
+        reports = [report for news in fleet.news() for report in news]
+    alone, losses = train_alone(spec, 1)
+    assert (end.next_step, end.reason) == (1, "window")
+    assert largest_difference(alone, saved_parameters(str(tmp_path), 1, 4)) <= 1e-6
+    assert [abs(report.loss - losses[0]) < 1e-6 for report in reports] == [True, True]

@@ -1,0 +1,259 @@
+"""Runs a stage's part of a Program: receives, computes, sends on, and times each instruction."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from orchestrator.core.plan import Group, Plan
+from orchestrator.core.plan import Stage as PlannedStage
+from orchestrator.core.schedule import FORWARD, Instruction, build_program
+from workers.data import SampleSource, first_input
+from workers.failures import user_code
+from workers.stage import Stage, to_device
+from workers.transport import Message, Ticket, Transport
+
+_TAGS = 1 << 30  # step tags lie below, the tags of layer moves above; gloo ends at 2**31
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Where the time of one step went on one device, in s; virtual on an emulated one."""
+
+    compute_s: float = 0.0
+    receive_s: float = 0.0
+    data_s: float = 0.0
+    num_operations: int = 0
+    num_late: int = 0
+    end_s: float = 0.0
+
+
+class Clock(Protocol):
+    """How instructions take time: as long as they need, or as long as an emulated device would."""
+
+    times: StepTimes
+
+    def begin_step(self, step: int, at_s: float) -> None:
+        """Start a step, whose first instruction may start at ``at_s``."""
+
+    def start(self, op: str, microbatch_samples: int, arrival_s: float) -> None:
+        """Start an instruction whose input arrived at ``arrival_s`` (0: nothing to wait for)."""
+
+    def finish(self) -> None:
+        """End the instruction: the real work is done."""
+
+    def depart(self, op: str, size_bytes: int) -> float:
+        """When a result sent now arrives at its neighbour; 0 in real time."""
+
+    def end_step(self, last_end_s: float) -> float:
+        """When the step ends, given when the last worker's instructions ended; waits until then."""
+
+
+class RealClock:
+    """Wall time. On a GPU an instruction ends when its kernels have."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._started_s = 0.0
+        self.times = StepTimes()
+
+    def begin_step(self, step: int, at_s: float) -> None:
+        """Start a step."""
+        self.times = StepTimes(end_s=at_s)
+
+    def start(self, op: str, microbatch_samples: int, arrival_s: float) -> None:
+        """Start an instruction."""
+        self._started_s = time.monotonic()
+
+    def finish(self) -> None:
+        """End the instruction."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now_s = time.monotonic()
+        self.times.compute_s += now_s - self._started_s
+        self.times.num_operations += 1
+        self.times.end_s = now_s
+
+    def depart(self, op: str, size_bytes: int) -> float:
+        """No virtual time."""
+        return 0.0
+
+    def end_step(self, last_end_s: float) -> float:
+        """The step ends now."""
+        return time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker stands in a plan: its stage, and the ranks of its group's stages."""
+
+    group: Group
+    group_index: int
+    stage_index: int
+    stage_ranks: tuple[int, ...]
+    schedule: str
+    tag_stride: int  # more than any group's tags in one step
+
+    @property
+    def stage(self) -> PlannedStage:
+        """The stage of this worker."""
+        return self.group.stages[self.stage_index]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it draws the input."""
+        return self.stage_index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it takes the loss."""
+        return self.stage_index == len(self.stage_ranks) - 1
+
+
+def make_place(plan: Plan, device_id: str, ranks: Mapping[str, int]) -> Place:
+    """Place of a device that the plan uses."""
+    found = plan.stage_of(device_id)
+    assert found is not None, f"{device_id} is idle"
+    group_index, stage_index = found
+    group = plan.groups[group_index]
+    return Place(
+        group=group,
+        group_index=group_index,
+        stage_index=stage_index,
+        stage_ranks=tuple(ranks[stage.team.device_ids[0]] for stage in group.stages),
+        schedule=plan.schedule,
+        tag_stride=2 * max(len(g.microbatches) for g in plan.groups),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepShare:
+    """A group's part of one step: consecutive samples from ``first_sample`` on, in microbatches."""
+
+    step: int
+    first_sample: int
+    microbatches: tuple[int, ...]
+    num_samples: int  # of the whole step, all groups
+
+    def positions(self, microbatch: int) -> range:
+        """Positions in the run of one microbatch's samples."""
+        bounds = tuple(accumulate(self.microbatches, initial=self.first_sample))
+        return range(bounds[microbatch], bounds[microbatch + 1])
+
+
+class Executor:
+    """Runs the instructions of one stage, step by step."""
+
+    def __init__(
+        self,
+        place: Place,
+        stage: Stage,
+        transport: Transport,
+        source: SampleSource,
+        timeout_s: float,
+    ) -> None:
+        self._place, self._stage, self._transport = place, stage, transport
+        self._source, self._timeout_s = source, timeout_s
+        self._programs: dict[tuple[int, ...], tuple[Instruction, ...]] = {}
+        self._tickets: dict[tuple[str, int], Ticket] = {}
+        self.data_s = 0.0
+        self.receive_s = 0.0
+
+    def run(self, share: StepShare, clock: Clock) -> None:
+        """Run one step's forwards and backwards; sums of loss and weight stay in the stage.
+
+        Raises:
+            UserCodeError: If layers, loss, dataset or collate raise.
+            PeerLostError: If a neighbour is gone.
+        """
+        self._stage.start_step()
+        self.data_s = self.receive_s = 0.0
+        program = self._program(share.microbatches)
+        self._tickets = {
+            (i.op, i.microbatch): self._transport.expect(
+                self._place.stage_ranks[i.source], self._tag(share.step, i.source_tag)
+            )
+            for i in program
+            if i.source is not None
+        }
+        for instruction in program:
+            if instruction.op == FORWARD:
+                self._forward(instruction, share, clock)
+            else:
+                self._backward(instruction, share, clock)
+
+    def _program(self, microbatches: tuple[int, ...]) -> tuple[Instruction, ...]:
+        if not microbatches:
+            return ()  # a short last step left nothing for this group
+        if microbatches not in self._programs:
+            group = replace(self._place.group, microbatches=microbatches)
+            program = build_program(group, self._place.schedule)
+            self._programs[microbatches] = program[self._place.stage_index]
+        return self._programs[microbatches]
+
+    def _tag(self, step: int, tag: int) -> int:
+        return (step * self._place.tag_stride + tag) % _TAGS
+
+    def _forward(self, instruction: Instruction, share: StepShare, clock: Clock) -> None:
+        k, step, positions = (
+            instruction.microbatch,
+            share.step,
+            share.positions(instruction.microbatch),
+        )
+        message = self._receive(instruction)
+        batch = None
+        if self._place.is_first or self._place.is_last:
+            batch = self._draw(step, positions)
+        clock.start(instruction.op, len(positions), message.vtime if message else 0.0)
+        value = self._stage.receive(k, message.tensors) if message else first_input(batch)
+        output = self._stage.forward(k, step, positions, value)
+        if self._place.is_last:
+            self._stage.finish(k, step, output, batch, share.num_samples)
+            clock.finish()
+        else:
+            wire = self._stage.send(k, output)
+            clock.finish()
+            self._send(instruction, wire, share, clock)
+
+    def _backward(self, instruction: Instruction, share: StepShare, clock: Clock) -> None:
+        k = instruction.microbatch
+        message = self._receive(instruction)
+        clock.start(instruction.op, share.microbatches[k], message.vtime if message else 0.0)
+        wire = self._stage.backward(k, share.step, message.tensors if message else ())
+        clock.finish()
+        if instruction.target is not None:
+            self._send(instruction, wire, share, clock)
+
+    def _draw(self, step: int, positions: Sequence[int]) -> object:
+        started_s = time.monotonic()
+        with user_code(
+            f"step {step}: the dataset, at positions {positions[0]} to {positions[-1]},"
+        ):
+            batch = to_device(self._source.batch(positions), self._stage.work.device)
+        self.data_s += time.monotonic() - started_s
+        return batch
+
+    def _receive(self, instruction: Instruction) -> Message | None:
+        if instruction.source is None:
+            return None
+        started_s = time.monotonic()
+        ticket = self._tickets.pop((instruction.op, instruction.microbatch))
+        message = self._transport.receive(ticket, self._timeout_s)
+        self.receive_s += time.monotonic() - started_s
+        return message
+
+    def _send(
+        self, instruction: Instruction, wire: tuple[Tensor, ...], share: StepShare, clock: Clock
+    ) -> None:
+        assert instruction.target is not None
+        size_bytes = sum(t.numel() * t.element_size() for t in wire[1:])
+        self._transport.send(
+            wire,
+            self._place.stage_ranks[instruction.target],
+            self._tag(share.step, instruction.tag),
+            vtime=clock.depart(instruction.op, size_bytes),
+        )

@@ -1,0 +1,120 @@
+"""Gradient sums: one flat bucket of parameters per owner set, added up over the owners."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from orchestrator.core.plan import Plan, segments
+from workers.process_groups import OwnerSet, ProcessGroups, contact
+from workers.splitting import Tie
+
+
+def layer_owners(plan: Plan, ranks: Mapping[str, int]) -> tuple[OwnerSet, ...]:
+    """Owner set of each layer: the sorted ranks that hold it, one a group."""
+    owners: list[OwnerSet] = []
+    for segment in segments(plan.groups):
+        stages = [g.stages[s] for g, s in zip(plan.groups, segment.owners, strict=True)]
+        holders = tuple(sorted(ranks[stage.team.device_ids[0]] for stage in stages))
+        owners += [holders] * (segment.end_layer - segment.first_layer)
+    return tuple(owners)
+
+
+def tie_owners(owners: Sequence[OwnerSet], ties: Sequence[Tie]) -> tuple[OwnerSet, ...]:
+    """Owner set of each tie: the union over the layers that share the parameter."""
+    return tuple(
+        tuple(sorted({rank for layer, _ in tie.keys for rank in owners[layer]})) for tie in ties
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Parameters of this worker with one owner set and dtype, in an order that all owners share."""
+
+    owners: OwnerSet
+    parameters: tuple[nn.Parameter, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the flat buffer; a bucket of one owner needs none."""
+        if len(self.owners) == 1:
+            return 0
+        return sum(p.numel() * p.element_size() for p in self.parameters)
+
+
+def make_buckets(
+    layers: Sequence[nn.Module],
+    held: Iterable[int],
+    owners: Sequence[OwnerSet],
+    ties: Sequence[Tie],
+) -> tuple[Bucket, ...]:
+    """Collect this worker's trainable parameters by owner set and dtype, each once.
+
+    All owners of a bucket list it alike: a segment's layers are the same on each, and ties,
+    of which an owner may hold any of the layers, come in the model's order of ties.
+    """
+    found: dict[tuple[OwnerSet, torch.dtype], list[nn.Parameter]] = defaultdict(list)
+    mine = sorted(held)
+    seen: set[int] = set()
+    tied = {id(layers[layer].get_parameter(name)) for tie in ties for layer, name in tie.keys}
+    for layer in mine:
+        for parameter in layers[layer].parameters():
+            if parameter.requires_grad and id(parameter) not in tied | seen:
+                seen.add(id(parameter))
+                found[owners[layer], parameter.dtype].append(parameter)
+    for tie, union in zip(ties, tie_owners(owners, ties), strict=True):
+        layer, name = tie.keys[0]
+        parameter = layers[layer].get_parameter(name)
+        if parameter.requires_grad and any(layer in mine for layer, _ in tie.keys):
+            found[union, parameter.dtype].append(parameter)
+    return tuple(Bucket(union, tuple(members)) for (union, _), members in found.items())
+
+
+class GradientSums:
+    """Adds the gradients of a step over all owners, without averaging.
+
+    A parameter that got no gradient here enters as zeros; one that got none anywhere keeps
+    none, as in a single process, so the optimizer leaves it alone everywhere.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], groups: ProcessGroups) -> None:
+        self._buckets = tuple(buckets)
+        self._groups = groups
+
+    def run(self) -> None:
+        """Start every sum, then wait for all: one after another, owner sets in a ring deadlock."""
+        started = []
+        with contact("the sum of gradients"):
+            for bucket in self._buckets:
+                group = self._groups.get(bucket.owners)
+                if group is not None:
+                    flat = _flatten(bucket.parameters)
+                    work = dist.all_reduce(flat, group=group, async_op=True)
+                    started.append((bucket, flat, work))
+            for bucket, flat, work in started:
+                work.wait()
+                _scatter(bucket.parameters, flat)
+
+    def counted(self) -> Iterator[torch.Tensor]:
+        """Summed gradients that enter the norm here: those of which this is the first owner."""
+        for bucket in self._buckets:
+            if bucket.owners[0] == self._groups.rank:
+                yield from (p.grad for p in bucket.parameters if p.grad is not None)
+
+
+def _flatten(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    """Gradients one after another, then for each parameter how many owners had one."""
+    first = parameters[0]
+    parts = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters]
+    present = [float(p.grad is not None) for p in parameters]
+    return torch.cat([*parts, torch.tensor(present, dtype=first.dtype, device=first.device)])
+
+
+def _scatter(parameters: Sequence[nn.Parameter], flat: torch.Tensor) -> None:
+    sizes = [p.numel() for p in parameters]
+    *sums, present = flat.split([*sizes, len(sizes)])
+    for parameter, total, count in zip(parameters, sums, present.tolist(), strict=True):
+        parameter.grad = total.view_as(parameter) if count else None

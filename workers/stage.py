@@ -1,0 +1,240 @@
+"""The layers of one stage: microbatches forward and backward, and what passes the borders."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.core.model import Precision
+from workers.failures import user_code
+from workers.splitting import sample_randomness
+
+Loss = Callable[[Any, Any], tuple[Any, Any]]
+_BARE, _TUPLE, _LIST = 0, 1, 2  # how the tensors of a border stood in the output
+_NONE, _PLAIN, _GRAD = 0, 1, 2  # what each entry is; only _GRAD gets a gradient back
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Return a nest of tuples, lists and dicts with its tensors on ``device``."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: to_device(item, device) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(to_device(item, device) for item in value))
+    if isinstance(value, tuple | list):
+        return type(value)(to_device(item, device) for item in value)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """What the layers of a stage have in common in one run."""
+
+    first_layer: int
+    layers: tuple[nn.Module, ...]
+    names: tuple[str, ...]
+    seed: int
+    precision: Precision
+    device: torch.device
+    loss: Loss | None  # of the last stage
+
+
+class _Inlet(torch.autograd.Function):
+    """Where a received tensor enters the graph: the gradient ends in ``box[index]``.
+
+    A leaf would do but for layers that work in place, which autograd forbids on a leaf.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, token: Tensor, box: list[Tensor | None], index: int, value: Tensor
+    ) -> Tensor:
+        ctx.box, ctx.index = box, index
+        # The same memory under a new tensor: autograd would refuse in-place work on a view.
+        fresh = torch.empty(0, dtype=value.dtype, device=value.device)
+        return fresh.set_(
+            value.untyped_storage(), value.storage_offset(), value.shape, value.stride()
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:
+        ctx.box[ctx.index] = grads[0]
+        return None, None, None, None
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What backward of one microbatch needs."""
+
+    gradients: list[Tensor | None] = field(default_factory=list)  # of the inputs, once known
+    outputs: tuple[Tensor, ...] = ()  # those that get a gradient
+    stash_bytes: int = 0
+
+
+class Stage:
+    """Runs the layers of one stage, in one thread; keeps at most K_s microbatches, by number."""
+
+    def __init__(self, work: StageWork) -> None:
+        self.work = work
+        self.peak_stash_bytes = 0
+        self.loss_sum = 0.0
+        self.weight_sum = 0.0
+        self._kept: dict[int, _Kept] = {}
+        self._stash_bytes: dict[tuple, int] = {}  # by the shapes that come in
+        self._token = torch.zeros((), device=work.device, requires_grad=True)
+
+    def start_step(self) -> None:
+        """Forget the sums of the step before."""
+        self.loss_sum, self.weight_sum, self.peak_stash_bytes = 0.0, 0.0, 0
+        self._kept.clear()
+
+    def receive(self, microbatch: int, wire: Sequence[Tensor]) -> Any:
+        """Rebuild the input from what the stage before sent."""
+        kept = self._kept[microbatch] = _Kept()
+        structure, *codes = wire[0].tolist()
+        arrived = iter(wire[1:])
+        values: list[Tensor | None] = []
+        for code in codes:
+            value = None if code == _NONE else next(arrived).to(self.work.device)
+            if value is not None and code == _GRAD:
+                kept.gradients.append(None)
+                index = len(kept.gradients) - 1
+                value = _Inlet.apply(self._token, kept.gradients, index, value)
+            values.append(value)
+        if structure == _BARE:
+            return values[0]
+        return tuple(values) if structure == _TUPLE else values
+
+    def forward(self, microbatch: int, step: int, positions: Sequence[int], value: Any) -> Any:
+        """Run the layers on one microbatch; ``positions`` are its samples in the run.
+
+        Raises:
+            UserCodeError: If a layer raises, or returns what cannot cross a border.
+        """
+        kept = self._kept.setdefault(microbatch, _Kept())
+        key = _shapes(value)
+        with self._measured(key, kept):
+            for index, layer in enumerate(self.work.layers, start=self.work.first_layer):
+                place = (
+                    f"step {step}: layer {index} ({self.work.names[index - self.work.first_layer]})"
+                )
+                randomness = sample_randomness(self.work.seed, step, positions, index)
+                with user_code(place), self._autocast(), randomness:
+                    value = layer(value)
+                    _check_border(value)
+        return value
+
+    def send(self, microbatch: int, value: Any) -> tuple[Tensor, ...]:
+        """Return what goes to the next stage: one tensor that describes the others, then those."""
+        values = [value] if isinstance(value, Tensor) else list(value)
+        structure = (
+            _BARE if isinstance(value, Tensor) else (_LIST if isinstance(value, list) else _TUPLE)
+        )
+        codes = [_NONE if v is None else (_GRAD if v.requires_grad else _PLAIN) for v in values]
+        self._kept[microbatch].outputs = tuple(
+            v for v in values if v is not None and v.requires_grad
+        )
+        description = torch.tensor([structure, *codes], dtype=torch.uint8)
+        return (description, *(v.detach() for v in values if v is not None))
+
+    def finish(self, microbatch: int, step: int, output: Any, batch: Any, num_samples: int) -> None:
+        """Last stage: take the loss of a microbatch, as its share of ``num_samples`` of the step.
+
+        Raises:
+            UserCodeError: If the loss raises or returns something else than two sums.
+        """
+        assert self.work.loss is not None
+        with user_code(f"step {step}: the loss"), self._autocast():
+            loss_sum, weight = self.work.loss(output, batch)
+            loss_sum = torch.as_tensor(loss_sum)
+            if loss_sum.numel() != 1:
+                raise ValueError(
+                    f"loss returned a tensor of shape {tuple(loss_sum.shape)}; return "
+                    "(sum over samples, weight)"
+                )
+            self.loss_sum += float(loss_sum.detach())
+            self.weight_sum += float(weight)
+        if loss_sum.requires_grad:
+            self._kept[microbatch].outputs = (loss_sum / num_samples,)
+
+    def backward(
+        self, microbatch: int, step: int, wire: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, ...]:
+        """Run one microbatch backward and return what goes to the stage before.
+
+        Args:
+            microbatch: Its number in the step.
+            step: For the message of an error.
+            wire: What the next stage sent; nothing at the last stage.
+
+        Raises:
+            UserCodeError: If a function of the user's own raises in backward.
+        """
+        kept = self._kept.pop(microbatch)
+        outputs = kept.outputs
+        gradients: list[Tensor] | None = None
+        if wire:
+            arrived = iter(wire[1:])
+            present = [next(arrived).to(self.work.device) if p else None for p in wire[0].tolist()]
+            pairs = [(o, g) for o, g in zip(outputs, present, strict=True) if g is not None]
+            outputs, gradients = tuple(o for o, _ in pairs), [g for _, g in pairs]
+        if outputs:
+            with user_code(f"step {step}: backward of layers {self._span()}"):
+                torch.autograd.backward(outputs, gradients)
+        description = torch.tensor([g is not None for g in kept.gradients], dtype=torch.uint8)
+        return (description, *(g for g in kept.gradients if g is not None))
+
+    def _span(self) -> str:
+        return f"{self.work.first_layer} to {self.work.first_layer + len(self.work.layers) - 1}"
+
+    def _autocast(self) -> Any:
+        # One context a layer: the casts of a weight are then shared, or not, whatever the cuts.
+        if self.work.precision == "fp32":
+            return nullcontext()
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.work.precision]
+        return torch.autocast(self.work.device.type, dtype=dtype)
+
+    @contextmanager
+    def _measured(self, key: tuple, kept: _Kept) -> Iterator[None]:
+        # Looking at every saved tensor costs time: only the first microbatch of a shape is.
+        if key not in self._stash_bytes:
+            storages: dict[int, int] = {}
+            own = {p.untyped_storage().data_ptr() for m in self.work.layers for p in m.parameters()}
+
+            def pack(saved: Tensor) -> Tensor:
+                storage = saved.untyped_storage()
+                if storage.data_ptr() not in own:
+                    storages[storage.data_ptr()] = storage.nbytes()
+                return saved.detach()
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+                yield
+            self._stash_bytes[key] = sum(storages.values())
+        else:
+            yield
+        kept.stash_bytes = self._stash_bytes[key]
+        held = sum(k.stash_bytes for k in self._kept.values())
+        self.peak_stash_bytes = max(self.peak_stash_bytes, held)
+
+
+def _check_border(value: Any) -> None:
+    # In every layer, not only at a border: whether a model runs must not depend on the plan.
+    values = value if isinstance(value, tuple | list) else (value,)
+    for entry in values:
+        if not (isinstance(entry, Tensor) or (entry is None and values is value)):
+            raise TypeError(
+                f"it returned {type(entry).__name__}; a layer returns a tensor, or a tuple of "
+                "tensors and None"
+            )
+
+
+def _shapes(value: Any) -> tuple:
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    if isinstance(value, dict):
+        return tuple(_shapes(item) for item in value.values())
+    return tuple(_shapes(item) for item in value) if isinstance(value, tuple | list) else ()

@@ -1,0 +1,128 @@
+"""One optimizer step of an active worker: share, Program, sums, vote, update, report."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from orchestrator.core.plan import Plan, step_shares
+from orchestrator.core.slot import StepReport
+from workers.executor import Clock, Executor, Place, StepShare
+from workers.reduction import GradientSums
+from workers.stage import Stage
+from workers.update import Ballot, Updater, Verdict, Vote, sum_of_squares
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Step k consumes samples ``[k * batch, (k + 1) * batch)``, cut at the end of the run."""
+
+    batch: int
+    total: int
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run; the last may be short."""
+        return -(-self.total // self.batch)
+
+    def share(self, plan: Plan, group_index: int, step: int) -> StepShare:
+        """A group's part of a step; without microbatches when a short step left it none."""
+        first = step * self.batch
+        num_samples = min(self.batch, self.total - first)
+        shares = step_shares(plan.groups, num_samples)
+        return StepShare(
+            step=step,
+            first_sample=first + sum(sum(share) for share in shares[:group_index]),
+            microbatches=shares[group_index],
+            num_samples=num_samples,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a worker wishes for the time after the step: to stop, and where its window ends."""
+
+    hold: bool
+    end_step: int
+
+
+@dataclass(slots=True)
+class StepRunner:
+    """Everything an active worker needs for the steps of one plan."""
+
+    device_id: str
+    plan: Plan
+    place: Place
+    samples: Samples
+    stage: Stage
+    executor: Executor
+    sums: GradientSums
+    vote: Vote
+    updater: Updater
+    clock: Clock
+    emulated: bool
+    state_bytes: Callable[[], int]  # parameters, gradients, optimizer state, buckets
+    clock_zero_s: float
+
+    def agree(self, window: Window, ready_s: float) -> Verdict:
+        """Before the first step: the window that all keep to, and when the last worker is ready."""
+        return self.vote.cast(Ballot(0.0, 0.0, 0.0, window.hold, window.end_step, ready_s))
+
+    def run(self, step: int, at_s: float, window: Window) -> tuple[Verdict, StepReport]:
+        """Run one step that starts at ``at_s``; on return it is applied, or skipped, everywhere.
+
+        Raises:
+            UserCodeError: If the user's code raises.
+            PeerLostError, LostContactError: If a worker is gone.
+        """
+        wall_s, cpu_s = time.monotonic(), time.thread_time()
+        share = self.samples.share(self.plan, self.place.group_index, step)
+        self.clock.begin_step(step, at_s)
+        self.executor.run(share, self.clock)
+        worked_s = time.monotonic()
+        self.sums.run()
+        ballot = Ballot(
+            squares=sum_of_squares(self.sums.counted()),
+            weight_sum=self.stage.weight_sum,
+            loss_sum=self.stage.loss_sum,
+            hold=window.hold,
+            end_step=window.end_step,
+            end_s=self.clock.times.end_s,
+        )
+        verdict = self.vote.cast(ballot)
+        voted_s = time.monotonic()
+        self.updater.apply(step, verdict, share.num_samples)
+        ended_s = self.clock.end_step(verdict.end_s)
+        now_s = time.monotonic()
+        times = self.clock.times
+        report = StepReport(
+            generation=self.plan.generation,
+            step=step,
+            device_id=self.device_id,
+            group_index=self.place.group_index,
+            num_samples=sum(share.microbatches),
+            started_s=at_s - self.clock_zero_s,
+            ended_s=ended_s - self.clock_zero_s,
+            step_s=ended_s - at_s,
+            compute_s=times.compute_s,
+            receive_s=times.receive_s if self.emulated else self.executor.receive_s,
+            reduce_s=ended_s - times.end_s if self.emulated else voted_s - worked_s,
+            update_s=0.0 if self.emulated else now_s - voted_s,
+            data_s=self.executor.data_s,
+            wall_step_s=now_s - wall_s,
+            num_operations=times.num_operations,
+            num_late=times.num_late,
+            cpu_s=time.thread_time() - cpu_s,
+            peak_memory_bytes=self._peak_memory_bytes(),
+            loss=verdict.loss,
+            grad_norm=verdict.grad_norm(share.num_samples),
+            lr=self.updater.lr(step),
+            skipped=verdict.skip,
+        )
+        return verdict, report
+
+    def _peak_memory_bytes(self) -> int:
+        if self.stage.work.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.stage.work.device)
+        return self.state_bytes() + self.stage.peak_stash_bytes

@@ -1,0 +1,162 @@
+"""The end of a step: one vote of all active workers, then the same update everywhere or nowhere."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from orchestrator.core.model import OptimizerOptions, TrainingOptions
+from orchestrator.errors import ConfigError
+from workers.process_groups import contact
+
+_SUMS = 5  # squares, weight, loss, not finite, hold
+_NOT_FOR_US = {"lbfgs": "it needs a closure", "sparseadam": "gradients are dense here"}
+
+
+def make_optimizer(
+    options: OptimizerOptions, parameters: Sequence[nn.Parameter]
+) -> torch.optim.Optimizer | None:
+    """Return torch's optimizer of that name; None without parameters (a frozen stage).
+
+    Raises:
+        ConfigError: On a name or arguments that torch does not know.
+    """
+    classes: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        name.lower(): cls
+        for name, cls in vars(torch.optim).items()
+        if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)
+    }
+    if not parameters:
+        return None
+    known = sorted(set(classes) - {"optimizer", *_NOT_FOR_US})
+    if options.name not in known:
+        why = _NOT_FOR_US.get(options.name, "torch.optim has no such optimizer")
+        raise ConfigError(
+            f"training.optimizer.name is {options.name!r}: {why}; write one of {', '.join(known)}"
+        )
+    arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in options.arguments.items()}
+    try:
+        return classes[options.name](list(parameters), lr=options.lr, **arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"training.optimizer: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """What one worker brings to the vote."""
+
+    squares: float  # of the summed gradients it counts
+    weight_sum: float
+    loss_sum: float
+    hold: bool
+    end_step: int  # where its window ends
+    end_s: float  # when its work ended
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What all active workers know after the vote; the same bits on each."""
+
+    squares: float
+    weight_sum: float
+    loss_sum: float
+    finite: bool
+    hold: bool
+    end_step: int  # the least
+    end_s: float  # the latest
+
+    @property
+    def loss(self) -> float:
+        """Sum of losses over sum of weights of the whole step."""
+        return self.loss_sum / self.weight_sum if self.weight_sum else math.nan
+
+    @property
+    def skip(self) -> bool:
+        """Whether no worker applies this step."""
+        return not self.finite or self.weight_sum == 0
+
+    def grad_norm(self, num_samples: int) -> float:
+        """Norm of the gradient of the loss above, before clipping."""
+        return (
+            math.sqrt(self.squares) * num_samples / self.weight_sum if not self.skip else math.nan
+        )
+
+
+class Vote:
+    """One all-reduce over the active workers; entered only after every own sum is complete.
+
+    A sum can end nowhere before everybody has entered, so if any worker knows the verdict,
+    every worker holds its summed gradients.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, place: int, num_places: int) -> None:
+        self._group, self._place, self._num_places = group, place, num_places
+
+    def cast(self, ballot: Ballot) -> Verdict:
+        """Bring a ballot, return the verdict. Raises RuntimeError when a worker is lost."""
+        finite = math.isfinite(ballot.squares)
+        sums = [ballot.squares, ballot.weight_sum, ballot.loss_sum, float(not finite), ballot.hold]
+        places = torch.zeros(self._num_places, 2, dtype=torch.float64)
+        places[self._place] = torch.tensor([ballot.end_step, ballot.end_s], dtype=torch.float64)
+        box = torch.cat([torch.tensor(sums, dtype=torch.float64), places.reshape(-1)])
+        if self._group is not None:
+            with contact("the vote on a step"):
+                dist.all_reduce(box, group=self._group)
+        squares, weight_sum, loss_sum, not_finite, hold = box[:_SUMS].tolist()
+        end_steps, ends_s = box[_SUMS:].view(-1, 2).unbind(1)
+        return Verdict(
+            squares,
+            weight_sum,
+            loss_sum,
+            not not_finite,
+            bool(hold),
+            int(end_steps.min()),
+            float(ends_s.max()),
+        )
+
+
+def sum_of_squares(gradients: Iterable[torch.Tensor]) -> float:
+    """Sum of squares in fp64, whatever the gradients' dtype; not finite if any entry is not."""
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
+    return float(torch.stack(norms).square().sum()) if norms else 0.0
+
+
+class Updater:
+    """Applies a step to this worker's parameters as the verdict says."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        parameters: Sequence[nn.Parameter],
+        options: TrainingOptions,
+        num_steps: int,
+    ) -> None:
+        self._optimizer, self._parameters = optimizer, tuple(parameters)
+        self._options, self._num_steps = options, num_steps
+
+    def lr(self, step: int) -> float:
+        """Learning rate of a step: a function of the step alone, whatever the plan."""
+        factor = self._options.lr_schedule.factor(step, self._num_steps)
+        return self._options.optimizer.lr * factor
+
+    def apply(self, step: int, verdict: Verdict, num_samples: int) -> None:
+        """Scale, clip and step; a skipped step only forgets its gradients.
+
+        Source: docs/model.md, section 3.1 (the update does not depend on the plan).
+        """
+        if not verdict.skip and self._optimizer is not None:
+            scale = num_samples / verdict.weight_sum
+            limit = self._options.clip_grad_norm
+            if limit is not None:
+                scale *= min(1.0, limit / (verdict.grad_norm(num_samples) + 1e-6))
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+            for group in self._optimizer.param_groups:
+                group["lr"] = self.lr(step)
+            self._optimizer.step()
+        for parameter in self._parameters:
+            parameter.grad = None

@@ -1,0 +1,431 @@
+"""One device's worker: loads the task, takes places in plans, runs steps, hands out reports."""
+
+import copy
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
+from torch.distributed.distributed_c10d import PrefixStore
+
+from orchestrator.core.durable import CheckpointFile, CheckpointManifest
+from orchestrator.core.model import ModelProfile, Task, TrainingOptions
+from orchestrator.core.plan import Move, Plan
+from orchestrator.core.slot import StepReport, WorkerFailed
+from orchestrator.errors import ConfigError, UserCodeError
+from workers.data import SampleSource
+from workers.emulation import EmulatedStage, VirtualClock
+from workers.executor import Executor, RealClock, make_place
+from workers.moving import find_moves, holders, move_layers
+from workers.process_groups import LostContactError, OwnerSet, ProcessGroups
+from workers.reduction import GradientSums, layer_owners, make_buckets, tie_owners
+from workers.splitting import SplitModel, load_task, split
+from workers.stage import Stage, StageWork
+from workers.state import (
+    ModelState,
+    checkpoint_folder,
+    load_layer,
+    load_weights,
+    save_layer,
+)
+from workers.step import Samples, StepRunner, Window
+from workers.transport import TRANSPORTS, PeerLostError, Transport
+from workers.update import Updater, Vote, make_optimizer
+
+logger = logging.getLogger(__name__)
+EndReason = Literal["hold", "window", "finished", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """What every worker of a run needs to know before any plan exists."""
+
+    task: str
+    task_args: Mapping[str, Any] = field(default_factory=dict)
+    options: TrainingOptions
+    seed: int
+    run_url: str
+    timeout_s: float = 60.0
+    num_samples_total: int | None = None
+    """Samples of the whole run; None: steps or epochs of ``options`` say it."""
+
+    transport: str = "tcp"
+    working_dir: str | None = None
+    """Where ``task`` is imported from."""
+
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A plan to take a place in. The same for all workers of the world, idle ones included."""
+
+    generation: int
+    plan: Plan
+    device_ids: tuple[str, ...]  # of the world, in rank order
+    first_step: int
+    end_step: int
+    moves: tuple[Move, ...] = ()
+    """Where moved layers should come from; workers find out themselves what these leave open."""
+
+    restore: CheckpointManifest | None = None
+    emulation: Mapping[str, EmulatedStage] | None = None
+    discard: bool = False
+    """Run on a copy of the fresh (or restored) model, which the next assignment forgets."""
+
+    checkpoint: bool = True
+    start_at_s: float | None = None
+    """Earliest start of the first step, in ``time.monotonic`` of the machine."""
+
+    clock_zero_s: float = 0.0
+    """What reports subtract from ``time.monotonic`` to be on the run's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo:
+    """What the task turned out to be."""
+
+    dataset_samples: int
+    layer_names: tuple[str, ...]
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """Why a run stopped, at which step boundary; ``failed`` comes with a WorkerFailed."""
+
+    next_step: int
+    reason: EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPart:
+    """The files of the layers that this worker owns first, of the checkpoint at ``step``."""
+
+    step: int
+    files: tuple[CheckpointFile, ...]
+    generation: int = 0
+
+
+class Worker:
+    """One device's part. ``run`` blocks its thread; ``extend``, ``hold``, ``close`` come on any."""
+
+    def __init__(self, spec: WorkerSpec, device_id: str) -> None:
+        self.outbox: SimpleQueue[StepReport | CheckpointPart | WorkerFailed] = SimpleQueue()
+        self._spec, self._device_id = spec, device_id
+        self._device = torch.device(spec.device)
+        self._task: Task | None = None
+        self._model: SplitModel | None = None
+        self._source: SampleSource | None = None
+        self._samples: Samples | None = None
+        self._groups: ProcessGroups | None = None
+        self._transport: Transport | None = None
+        self._device_ids: tuple[str, ...] = ()
+        self._state: ModelState | None = None
+        self._discards = False
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._first_owned: tuple[int, ...] = ()  # layers this worker saves
+        self._runner: StepRunner | None = None
+        self._assignment: Assignment | None = None
+        self._next_step = 0
+        self._end_step = 0
+        self._hold = False
+        self._closed = False
+
+    # Set-up ------------------------------------------------------------------------------
+
+    def load(self) -> TaskInfo:
+        """Import the task, build the whole model from the run's seed, and split it.
+
+        Raises:
+            UserCodeError: If the user's code raises.
+            ConfigError: If the model, the weights to start from or the precision will not do.
+        """
+        spec, options = self._spec, self._spec.options
+        if options.precision == "fp16":
+            raise ConfigError("training.precision: fp16 is not supported in this version; use bf16")
+        if spec.working_dir is not None:
+            os.chdir(spec.working_dir)
+        self._task = load_task(spec.task, spec.task_args, spec.seed)
+        self._model = split(self._task)
+        if options.init_from is not None:
+            load_weights(self._model, options.init_from)
+        self._source = SampleSource(self._task.dataset, self._task.collate, spec.seed)
+        total = spec.num_samples_total
+        if total is None:
+            epochs = options.epochs or 0
+            batches = options.steps or 0
+            total = batches * options.global_batch or epochs * self._source.num_samples
+        self._samples = Samples(options.global_batch, total)
+        return TaskInfo(self._source.num_samples, self._model.names, len(self._model.layers))
+
+    def profile(self) -> ModelProfile:
+        """Measure the layers on this device."""
+        assert self._model is not None, "load comes first"
+        assert self._task is not None
+        from workers.profiler import profile_model  # noqa: PLC0415
+
+        return profile_model(self._model, self._task, self._spec.options, kind=self._device.type)
+
+    def connect(
+        self, store_host: str, store_port: int, rank: int, world_size: int, life: str = "life"
+    ) -> None:
+        """Join all workers of the run, through the store of the head; collective.
+
+        Args:
+            store_host: Where the TCPStore is served.
+            store_port: Its port.
+            rank: Place of this device among all started ones.
+            world_size: Number of started workers.
+            life: Prefix of the keys in the store; fresh for every set of workers.
+        """
+        timeout = timedelta(seconds=self._spec.timeout_s)
+        served = TCPStore(store_host, store_port, is_master=False, timeout=timeout)
+        store = PrefixStore(life, served)
+        self._groups = ProcessGroups(
+            PrefixStore("groups", store),
+            rank=rank,
+            world_size=world_size,
+            host=store_host,
+            timeout_s=self._spec.timeout_s,
+        )
+        self._transport = TRANSPORTS[self._spec.transport](
+            rank, world_size, PrefixStore("transport", store), timeout_s=self._spec.timeout_s
+        )
+
+    # Taking a place in a plan ------------------------------------------------------------
+
+    def install(self, assignment: Assignment) -> None:
+        """Take a place in a plan at a step boundary; collective over all workers of the world.
+
+        Layers that changed hands come from running workers with their optimizer state, else
+        from ``restore``, else fresh from the seed. Unmoved layers keep their tensors.
+
+        Raises:
+            UserCodeError, ConfigError, RuntimeError: What is also in the outbox, as WorkerFailed.
+        """
+        try:
+            self._install(assignment)
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _install(self, assignment: Assignment) -> None:
+        assert self._model is not None, "load comes first"
+        assert self._groups is not None, "connect comes before install"
+        self._assignment, self._device_ids = assignment, assignment.device_ids
+        self._end_step, self._hold, self._runner = assignment.end_step, False, None
+        if assignment.plan.is_idle:
+            self._groups.prepare(())
+            return  # the old owners keep their layers: nobody else has them
+        ranks = {device_id: rank for rank, device_id in enumerate(assignment.device_ids)}
+        owners = layer_owners(assignment.plan, ranks)
+        if len(owners) != len(self._model.layers):
+            raise ValueError(
+                f"the plan has {len(owners)} layers, but the model has {len(self._model.layers)}"
+            )
+        active = tuple(sorted(ranks[d] for d in assignment.plan.device_ids))
+        self._groups.prepare({active, *owners, *tie_owners(owners, self._model.ties)})
+        state = self._place_layers(assignment, owners, ranks)
+        self._next_step = assignment.first_step
+        rank = self._groups.rank
+        self._first_owned = tuple(i for i, own in enumerate(owners) if own[0] == rank)
+        self._optimizer = make_optimizer(self._spec.options.optimizer, state.parameters())
+        state.give_to(self._optimizer)
+        if rank in active:
+            self._runner = self._make_runner(state, owners, ranks)
+
+    def _place_layers(
+        self, assignment: Assignment, owners: Sequence[OwnerSet], ranks: Mapping[str, int]
+    ) -> ModelState:
+        """Bring the layers of this worker here and free all others."""
+        assert self._groups is not None
+        assert self._transport is not None
+        state, is_new = self._take_state(assignment)
+        rank = self._groups.rank
+        now = holders(self._groups, state.held, len(owners))
+        wished = {(m.layer, ranks[m.target]): ranks[m.source] for m in assignment.moves}
+        moves = find_moves(now, owners, wished)
+        move_layers(state, moves, rank, self._transport, self._spec.timeout_s)
+        mine = frozenset(layer for layer, own in enumerate(owners) if rank in own)
+        for layer in sorted(mine - state.held):
+            if assignment.restore is not None:
+                folder = checkpoint_folder(self._spec.run_url, assignment.restore.step)
+                state.load(layer, load_layer(folder, assignment.restore, layer))
+            elif is_new and (assignment.first_step == 0 or assignment.discard):
+                state.begin(layer)
+            else:
+                raise ValueError(
+                    f"no worker holds layer {layer} as of step {assignment.first_step}, and there "
+                    "is no checkpoint to restore"
+                )
+        state.keep(mine)
+        return state
+
+    def _take_state(self, assignment: Assignment) -> tuple[ModelState, bool]:
+        """The layers to work on, and whether they are untouched; none is held then."""
+        assert self._model is not None
+        if self._state is not None and not self._discards:
+            if assignment.discard:
+                raise ValueError("layers in training cannot be put aside for a run to discard")
+            self._state.take_from(self._optimizer)
+            if self._next_step != assignment.first_step or assignment.restore is not None:
+                self._state.forget()
+            return self._state, False
+        layers = self._model.layers
+        if assignment.discard:  # copied together: ties stay ties
+            layers = tuple(copy.deepcopy(nn.ModuleList(layers)))
+        self._state, self._discards = ModelState(layers, self._device), assignment.discard
+        return self._state, True
+
+    def _make_runner(
+        self, state: ModelState, owners: Sequence[OwnerSet], ranks: Mapping[str, int]
+    ) -> StepRunner:
+        assert self._assignment is not None
+        assert self._model is not None
+        assert self._task is not None
+        assert self._source is not None
+        assert self._samples is not None
+        assert self._groups is not None
+        assert self._transport is not None
+        assignment, options = self._assignment, self._spec.options
+        place = make_place(assignment.plan, self._device_id, ranks)
+        span = place.stage.layers
+        stage = Stage(
+            StageWork(
+                first_layer=span.start,
+                layers=state.layers[span.start : span.stop],
+                names=self._model.names[span.start : span.stop],
+                seed=self._spec.seed,
+                precision=options.precision,
+                device=self._device,
+                loss=self._task.loss if place.is_last else None,
+            )
+        )
+        emulated = (assignment.emulation or {}).get(self._device_id)
+        buckets = make_buckets(state.layers, span, owners, self._model.ties)
+        bucket_bytes = sum(bucket.size_bytes for bucket in buckets)
+        active = tuple(sorted(ranks[d] for d in assignment.plan.device_ids))
+        return StepRunner(
+            device_id=self._device_id,
+            plan=assignment.plan,
+            place=place,
+            samples=self._samples,
+            stage=stage,
+            executor=Executor(place, stage, self._transport, self._source, self._spec.timeout_s),
+            sums=GradientSums(buckets, self._groups),
+            vote=Vote(self._groups.get(active), active.index(self._groups.rank), len(active)),
+            updater=Updater(self._optimizer, state.parameters(), options, self._samples.num_steps),
+            clock=VirtualClock(emulated) if emulated else RealClock(self._device),
+            emulated=emulated is not None,
+            state_bytes=lambda: state.state_bytes(self._optimizer) + bucket_bytes,
+            clock_zero_s=assignment.clock_zero_s,
+        )
+
+    # Steps -------------------------------------------------------------------------------
+
+    def run(self) -> RunEnd:
+        """Run steps until the window ends, the training ends, or some worker was told to hold.
+
+        All active workers stop after the same step, whenever each of them heard of it. Errors
+        end the run too: they are in the outbox before this returns.
+        """
+        try:
+            return self._run()
+        except Exception as error:
+            self._fail(error)
+            return RunEnd(self._next_step, "failed")
+
+    def _run(self) -> RunEnd:
+        runner, assignment = self._runner, self._assignment
+        if runner is None or assignment is None:
+            return RunEnd(self._next_step, "window")  # idle: nothing to do
+        assert self._samples is not None
+        verdict = runner.agree(self._window(), max(time.monotonic(), assignment.start_at_s or 0.0))
+        at_s = verdict.end_s
+        while True:
+            if self._next_step >= self._samples.num_steps:
+                reason: EndReason = "finished"
+                break
+            if verdict.hold or self._next_step >= verdict.end_step:
+                reason = "hold" if verdict.hold else "window"
+                break
+            if not runner.emulated:
+                at_s = time.monotonic()
+            verdict, report = runner.run(self._next_step, at_s, self._window())
+            at_s = report.ended_s + assignment.clock_zero_s
+            self._next_step += 1
+            self.outbox.put(report)
+            every = self._spec.options.checkpoint_every_steps
+            if assignment.checkpoint and not self._discards and self._next_step % every == 0:
+                self.outbox.put(self.save(self._next_step))
+        self._hold = False
+        return RunEnd(self._next_step, reason)
+
+    def _window(self) -> Window:
+        return Window(self._hold, self._end_step)
+
+    def extend(self, end_step: int) -> None:
+        """Let the window end at ``end_step``; the run obeys once every active worker knows."""
+        self._end_step = end_step
+
+    def hold(self) -> None:
+        """Ask for a stop at the next step boundary on which all active workers agree."""
+        self._hold = True
+
+    def save(self, step: int) -> CheckpointPart:
+        """Write the layers this worker owns first; only at the boundary before ``step``.
+
+        Raises:
+            ValueError: If the worker stands elsewhere.
+            OSError: If the storage refuses.
+        """
+        generation = self._assignment.generation if self._assignment else 0
+        if self._state is None:
+            return CheckpointPart(step, (), generation)
+        if step != self._next_step:
+            raise ValueError(f"asked to save step {step}, but stands before step {self._next_step}")
+        self._state.take_from(self._optimizer)
+        folder = checkpoint_folder(self._spec.run_url, step)
+        files = [save_layer(folder, i, self._state.tensors(i)) for i in self._first_owned]
+        return CheckpointPart(step, tuple(files), generation)
+
+    def checksums(self) -> dict[int, str]:
+        """SHA-256 of the state of each layer held here; the same on all owners of a layer."""
+        if self._state is None:
+            return {}
+        self._state.take_from(self._optimizer)
+        return self._state.checksums()
+
+    # The end -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close sockets and process groups, which frees waiting peers. Any time, any thread."""
+        self._closed = True
+        if self._transport is not None:
+            self._transport.close()
+        if self._groups is not None:
+            self._groups.close()
+
+    def _fail(self, error: Exception) -> None:
+        """Free the peers at once, then report; an error that ``close`` itself caused is none."""
+        asked_to_close = self._closed
+        self.close()
+        if asked_to_close:
+            return
+        logger.error("device %s, step %d", self._device_id, self._next_step, exc_info=error)
+        message, shown = f"{type(error).__name__}: {error}", ""
+        if isinstance(error, PeerLostError):
+            message = f"lost contact with {self._device_ids[error.rank]}: {error.reason}"
+        elif isinstance(error, UserCodeError):
+            message, shown = str(error), error.user_traceback
+        elif isinstance(error, LostContactError | ConfigError):
+            message = str(error)
+        self.outbox.put(WorkerFailed(self._device_id, self._next_step, message, shown))

@@ -149,8 +149,11 @@ def _optimizer_problems(optimizer: OptimizerOptions) -> Iterator[str]:
 
 
 def _cluster_problems(cluster: ClusterOptions) -> Iterator[str]:
-    if cluster.price_feed is not None:
-        yield f"cluster.price_feed: {NOT_YET}; remove it, prices are those of cluster.offers"
+    if cluster.price_feed is not None and cluster.source != "file":
+        yield (
+            f"cluster.price_feed with cluster.source: {cluster.source}: {NOT_YET}; remove it, or "
+            "write source: file to simulate with it"
+        )
     for index, offer in enumerate(cluster.offers):
         if offer.max_price_per_hour is not None:
             yield f"cluster.offers[{index}].max_price_per_hour: {NOT_YET}; remove it"

@@ -33,10 +33,10 @@ def seconds(value: float | None) -> str:
 
 
 def usd(value: float | None) -> str:
-    """Dollars: cents above ten dollars, more digits below."""
+    """Dollars: cents, and more digits below one dollar."""
     if value is None or not math.isfinite(value):
         return _DASH
-    digits = 2 if abs(value) >= 10 or value == 0 else 4 if abs(value) < 1 else 3
+    digits = 2 if abs(value) >= 1 or value == 0 else 4
     return f"{'-' if value < 0 else ''}${abs(value):,.{digits}f}"
 
 

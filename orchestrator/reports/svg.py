@@ -1,0 +1,185 @@
+"""Inline SVG and the HTML page around it: no script, no outside resource, light and dark."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from orchestrator.reports import figures
+
+CHARACTER_WIDTH = 6.6
+"""Pixels that a character of the 12-pixel font takes on average, rounded up."""
+
+_STYLE = """
+:root { color-scheme: light dark; --paper: #ffffff; --card: #f6f7f9; --ink: #1b2430;
+  --soft: #5c6876; --line: #d5dae1; --c0: #3b6fd4; --c1: #1f9e89; --c2: #c2571a; --c3: #8e5bd0;
+  --c4: #b8860b; --c5: #c2386b; --c6: #4d7c0f; --c7: #5b7083; --good: #16794a;
+  --bad: #b42318; --on: #ffffff; }
+@media (prefers-color-scheme: dark) { :root { --paper: #12161c; --card: #1b2129; --ink: #e6eaf0;
+  --soft: #9aa6b4; --line: #333c48; --c0: #6f9bf0; --c1: #3fc1a8; --c2: #f08a4b;
+  --c3: #b48cf0; --c4: #e0b13c; --c5: #ee6c9a; --c6: #93c34a; --c7: #90a4b8; --good: #4cc38a;
+  --bad: #ff7b72; --on: #10141a; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 24px; max-width: 1180px; background: var(--paper);
+  color: var(--ink); font: 14px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 16px; margin: 28px 0 8px; }
+p { margin: 4px 0; } .soft { color: var(--soft); } .good { color: var(--good); }
+.bad { color: var(--bad); } code { font-family: ui-monospace, monospace; font-size: 12px; }
+.tiles { display: flex; flex-wrap: wrap; gap: 12px; margin: 16px 0; }
+.tile { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
+  padding: 10px 14px; min-width: 150px; } .tile b { display: block; font-size: 19px; }
+.tile span { color: var(--soft); font-size: 12px; }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
+  padding: 12px; overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 5px 10px; border-bottom: 1px solid var(--line);
+  vertical-align: top; } th { color: var(--soft); font-weight: 600; font-size: 12px; }
+td.n, th.n { text-align: right; white-space: nowrap; } tr.chosen td { font-weight: 600; }
+svg { display: block; max-width: none; } svg text { fill: var(--ink); font: 12px system-ui,
+  -apple-system, "Segoe UI", Roboto, sans-serif; } svg .soft { fill: var(--soft); }
+svg .on { fill: var(--on); font-weight: 600; } svg .grid { stroke: var(--line); }
+svg .axis { stroke: var(--soft); } .key { display: inline-block; margin-right: 16px; }
+.key i { display: inline-block; width: 11px; height: 11px; border-radius: 3px;
+  margin-right: 6px; vertical-align: -1px; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One curve of a chart; ``colour`` is a number of the palette."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    colour: int = 0
+    dashed: bool = False
+
+
+def page(title: str, body: Iterable[str]) -> str:
+    """A whole HTML document of its own."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>"
+        + "\n".join(body)
+        + "</body></html>\n"
+    )
+
+
+def element(name: str, content: str = "", **attributes: object) -> str:
+    """One SVG element; ``_`` in an attribute's name stands for ``-``, a last one is dropped."""
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_plain(value))}"'
+        for key, value in attributes.items()
+    )
+    return f"<{name}{written}>{content}</{name}>" if content else f"<{name}{written}/>"
+
+
+def text(x: float, y: float, content: str, **attributes: object) -> str:
+    """Text with its baseline at ``y``."""
+    return element("text", escape(content), x=x, y=y, **attributes)
+
+
+def svg(width: float, height: float, children: Iterable[str], label: str) -> str:
+    """A drawing of so many pixels; ``label`` tells what it shows to those who cannot see it."""
+    return element(
+        "svg", "".join(children), width=width, height=height, role="img",
+        viewBox=f"0 0 {_plain(width)} {_plain(height)}", aria_label=label,
+    )  # fmt: skip
+
+
+def tiles(values: Mapping[str, str]) -> str:
+    """The few figures that matter most, large."""
+    return (
+        '<div class="tiles">'
+        + "".join(
+            f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+            for name, value in values.items()
+        )
+        + "</div>"
+    )
+
+
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    chosen: int = -1,
+) -> str:
+    """A table of plain text; columns ``right`` hold figures, row ``chosen`` stands out."""
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{' class=n' if i in right else ''}>{_broken(cell)}</{tag}>"
+            for i, cell in enumerate(row)
+        )
+
+    body = "".join(
+        f"<tr{' class=chosen' if i == chosen else ''}>{cells('td', row)}</tr>"
+        for i, row in enumerate(rows)
+    )
+    return f'<div class="card"><table><tr>{cells("th", head)}</tr>{body}</table></div>'
+
+
+def legend(names: Mapping[str, int]) -> str:
+    """Names with the colours of the palette they are drawn in."""
+    return "<p>" + "".join(
+        f'<span class="key"><i style="background:var(--c{colour % 8})"></i>{escape(name)}</span>'
+        for name, colour in names.items()
+    ) + "</p>"  # fmt: skip
+
+
+def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
+    """Round values between ``low`` and ``high``, about ``count`` of them."""
+    if not high > low:
+        return (low,)
+    rough = (high - low) / count
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
+    first = math.ceil(low / step - 1e-9)
+    return tuple(i * step for i in range(first, math.floor(high / step + 1e-9) + 1))
+
+
+def line_chart(series: Sequence[Series], *, x_title: str, y_title: str, label: str) -> str:
+    """Curves over a common axis, with grid and legend; '' when there is nothing to draw."""
+    points = [p for s in series for p in s.points]
+    if not points:
+        return ""
+    width, height, left, top, bottom = 1080, 260, 64, 14, 40
+    x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
+    y_low, y_high = min(0.0, *(y for _, y in points)), max(y for _, y in points)
+    x_span, y_span = (x_high - x_low) or 1.0, (y_high - y_low) or 1.0
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        x = left + (point[0] - x_low) / x_span * (width - left - 20)
+        return x, height - bottom - (point[1] - y_low) / y_span * (height - top - bottom)
+
+    parts = []
+    for y in ticks(y_low, y_high):
+        at = place((x_low, y))[1]
+        parts.append(element("line", x1=left, x2=width - 20, y1=at, y2=at, class_="grid"))
+        parts.append(text(left - 8, at + 4, figures.number(y), class_="soft", text_anchor="end"))
+    for x in ticks(x_low, x_high, 8):
+        at = place((x, y_low))[0]
+        parts.append(
+            text(at, height - bottom + 18, figures.number(x), class_="soft", text_anchor="middle")
+        )
+    parts.append(text(width - 20, height - 4, x_title, class_="soft", text_anchor="end"))
+    parts.append(text(4, 12, y_title, class_="soft"))
+    for curve in series:
+        path = " ".join(f"{_plain(x)},{_plain(y)}" for x, y in map(place, curve.points))
+        dash = {"stroke_dasharray": "6 4"} if curve.dashed else {}
+        parts.append(
+            element("polyline", points=path, fill="none", stroke=f"var(--c{curve.colour % 8})",
+                    stroke_width=2, stroke_linejoin="round", **dash)
+        )  # fmt: skip
+    names = {curve.name: curve.colour for curve in series}
+    return f'{legend(names)}<div class="card">{svg(width, height, parts, label)}</div>'
+
+
+def _broken(cell: str) -> str:
+    return escape(cell).replace("\n", "<br>")
+
+
+def _plain(value: object) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -117,7 +117,7 @@ def affordable_s(
 
 
 def _blocks_s(offer: Offer, duration_s: float, *, held: bool) -> float:
-    """Billed seconds in whole quanta; a fresh device pays its minimum, a held one a quantum more."""
+    """Billed seconds, whole quanta; a fresh device pays its minimum, a held one a quantum more."""
     if offer.quantum_s > 0:
         duration_s = math.ceil(duration_s / offer.quantum_s) * offer.quantum_s
     return duration_s + offer.quantum_s if held else max(duration_s, offer.minimum_s)

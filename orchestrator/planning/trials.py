@@ -1,0 +1,303 @@
+"""A tentative grouping gets cuts, microbatch sizes and shares, and is told what they are worth.
+
+Shape letters: G groups.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from orchestrator.core.cluster import Team
+from orchestrator.core.plan import Group, Stage
+from orchestrator.core.slot import PlanningProblem, StepEstimate
+from orchestrator.planning.cost import CostModel, GroupCurve
+from orchestrator.planning.grouping import Chain, Grouping, Roster
+from orchestrator.planning.partition import partition
+from orchestrator.planning.waterfill import as_microbatches, deal_samples
+
+Evaluate = Callable[[Sequence[Group], str], StepEstimate]
+"""Groups and schedule to estimate: in closed form, or exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A grouping with cuts and shares, and what the cost model says of it."""
+
+    grouping: Grouping
+    schedule: str
+    groups: tuple[Group, ...]
+    estimate: StepEstimate
+
+    @property
+    def ratio(self) -> float:
+        """Samples per dollar."""
+        return self.estimate.samples_per_s / self.estimate.cost_usd_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """One way to cut a chain and to size its microbatches."""
+
+    stages: tuple[Stage, ...]
+    microbatch: int
+    curve: GroupCurve
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of the steady period."""
+        return self.microbatch / self.curve.period_s
+
+    def samples_by(self, time_s: float) -> float:
+        """Samples done by a time, as a continuous figure."""
+        alpha, tau = self.curve.fill_drain_s, self.curve.period_s
+        if time_s < alpha:
+            return self.microbatch * time_s / alpha
+        count = min(self.curve.max_microbatches, (time_s - alpha) / tau + 1)
+        return self.microbatch * count
+
+
+class Evaluator:
+    """Turns groupings into trials; what is computed once is kept.
+
+    Knows neither V nor Q: whatever they are, a problem in the same state of the cluster can
+    go on with it (``serves``).
+
+    Source: docs/model.md, sections 5.1, 5.3 and 5.4.
+    """
+
+    def __init__(self, problem: PlanningProblem) -> None:
+        self._state = _without_money(problem)
+        self.cost, self.roster = CostModel(problem), Roster(problem.cluster)
+        self.num_layers = problem.model.num_layers
+        self._batch, self._schedules = problem.batch_samples, problem.schedules
+        self._sizes = [problem.microbatch_samples]
+        while self._sizes[-1] > 1:
+            self._sizes.append(self._sizes[-1] // 2)
+        self._cuts: dict[tuple[Chain, str], tuple[tuple[int, ...], ...]] = {}
+        self._options: dict[tuple[Chain, str, bool], tuple[_Option, ...]] = {}
+        self._trials: dict[Grouping, tuple[Trial, ...]] = {}
+        self.seconds_per_sample = [
+            min(
+                sum(self.cost.stage_seconds(team, 0, self.num_layers, size)) / size
+                for size in self._sizes
+            )
+            for team in self.roster.teams
+        ]
+        """Of the whole model on each device of the roster, at its best microbatch size."""
+
+    def serves(self, problem: PlanningProblem) -> bool:
+        """Whether the problem differs in money, incumbent and time of day at most."""
+        return self._state == _without_money(problem)
+
+    def trials(self, grouping: Grouping) -> tuple[Trial, ...]:
+        """The grouping with its best cuts and shares, one trial a schedule; () when none fits."""
+        found = self._trials.get(grouping)
+        if found is None:
+            every = (self._assembled(grouping, schedule) for schedule in self._schedules)
+            found = self._trials[grouping] = tuple(trial for trial in every if trial)
+        return found
+
+    def seen(self) -> list[Trial]:
+        """Every trial so far."""
+        return [trial for trials in self._trials.values() for trial in trials]
+
+    def variations(self, trial: Trial, evaluate: Evaluate) -> Iterator[Trial]:
+        """Trials that differ by a boundary, a microbatch size, or a few samples.
+
+        Args:
+            trial: Where to start.
+            evaluate: Says what each is worth.
+        """
+        for groups in (*self._recut(trial), *self._reshared(trial)):
+            found = self._priced(trial.grouping, trial.schedule, groups, evaluate)
+            if found:
+                yield found
+
+    # Cuts and shares -----------------------------------------------------------------
+
+    def _assembled(self, grouping: Grouping, schedule: str) -> Trial | None:
+        replicated = len(grouping) > 1
+        options_G = [self._options_of(chain, schedule, replicated) for chain in grouping]
+        if not all(options_G) or self._batch < len(grouping):
+            return None
+        chosen_G = _at_common_end(options_G, self._batch)
+        groups = self._dealt(chosen_G, schedule, fine=False) if chosen_G else None
+        return self._priced(grouping, schedule, groups, self.cost.evaluate) if groups else None
+
+    def _options_of(self, chain: Chain, schedule: str, replicated: bool) -> tuple[_Option, ...]:
+        """Cuts and microbatch sizes of a chain that another option does not beat at every share."""
+        key = (chain, schedule, replicated)
+        found = self._options.get(key)
+        if found is None:
+            every = []
+            for cuts in self._cuts_of(chain, schedule):
+                stages = tuple(
+                    Stage(self.roster.teams[d], first, end)
+                    for d, (first, end) in zip(chain, pairwise(cuts), strict=True)
+                )
+                every += [self._sized(stages, size, schedule, replicated) for size in self._sizes]
+            found = self._options[key] = _envelope([option for option in every if option])
+        return found
+
+    def _cuts_of(self, chain: Chain, schedule: str) -> tuple[tuple[int, ...], ...]:
+        """Cuts from dynamic programming, shared by alike devices and all microbatch sizes."""
+        (alike,) = self.roster.canonical((chain,))
+        key = (alike, schedule)
+        found = self._cuts.get(key)
+        if found is None:
+            teams = tuple(self.roster.teams[d] for d in alike)
+            found = self._cuts[key] = tuple(
+                (0, *(stage.end_layer for stage in stages))
+                for stages in self._partitions(teams, schedule)
+            )
+        return found
+
+    def _partitions(self, teams: tuple[Team, ...], schedule: str) -> tuple[tuple[Stage, ...], ...]:
+        """Those at the largest microbatch that fits."""
+        found = (partition(self.cost, teams, size, schedule) for size in self._sizes)
+        return next((cuts for cuts in found if cuts), ())
+
+    def _sized(
+        self, stages: tuple[Stage, ...], size: int, schedule: str, replicated: bool
+    ) -> _Option | None:
+        most = -(-self._batch // size)
+        stages = self.cost.with_inflight(stages, size, most, schedule, replicated=replicated)
+        curve = self.cost.curve(stages, size, schedule, replicated=replicated)
+        return _Option(stages, size, curve) if curve.max_microbatches else None
+
+    def _dealt(
+        self, chosen_G: Sequence[_Option], schedule: str, *, fine: bool
+    ) -> tuple[Group, ...] | None:
+        shares_G: tuple[tuple[int, ...], ...]
+        if len(chosen_G) == 1:
+            shares_G = (as_microbatches(self._batch, chosen_G[0].microbatch),)
+        else:
+            try:
+                shares_G = deal_samples(
+                    [o.curve.fill_drain_s for o in chosen_G],
+                    [o.curve.period_s for o in chosen_G],
+                    [o.microbatch for o in chosen_G],
+                    self._batch,
+                    [o.curve.max_microbatches for o in chosen_G],
+                    fine=fine,
+                )
+            except ValueError:  # memory caps the shares below the batch
+                return None
+        return tuple(
+            self._group(option.stages, share, schedule)
+            for option, share in zip(chosen_G, shares_G, strict=True)
+        )
+
+    def _group(self, stages: tuple[Stage, ...], share: tuple[int, ...], schedule: str) -> Group:
+        if schedule == "gpipe":
+            stages = self.cost.with_inflight(stages, share[0], len(share), schedule)
+        return Group(stages, share)
+
+    def _priced(
+        self, grouping: Grouping, schedule: str, groups: tuple[Group, ...], evaluate: Evaluate
+    ) -> Trial | None:
+        if self.cost.memory_error(groups, schedule) is not None:
+            return None
+        return Trial(grouping, schedule, groups, evaluate(groups, schedule))
+
+    # Small variations ----------------------------------------------------------------
+
+    def _recut(self, trial: Trial) -> Iterator[tuple[Group, ...]]:
+        """Boundaries one layer on, other microbatch sizes; shares are dealt anew."""
+        schedule, replicated = trial.schedule, len(trial.groups) > 1
+        options_G = [
+            self._sized(group.stages, group.microbatches[0], schedule, replicated)
+            for group in trial.groups
+        ]
+        for g, group in enumerate(trial.groups):
+            size = group.microbatches[0]
+            changed = [(stages, size) for stages in _shifted(group.stages)]
+            changed += [(group.stages, other) for other in self._sizes if other != size]
+            for stages, other in changed:
+                option = self._sized(stages, other, schedule, replicated)
+                chosen = [o for o in (*options_G[:g], option, *options_G[g + 1 :]) if o]
+                if len(chosen) == len(options_G):
+                    for fine in (False, True) if replicated else (False,):
+                        if dealt := self._dealt(chosen, schedule, fine=fine):
+                            yield dealt
+
+    def _reshared(self, trial: Trial) -> Iterator[tuple[Group, ...]]:
+        """Samples from the group that ends last to each other group."""
+        groups, ends_s = trial.groups, trial.estimate.group_s
+        giver = ends_s.index(max(ends_s))
+        size = groups[giver].microbatches[0]
+        for taker in range(len(groups)):
+            for count in dict.fromkeys((1, size // 2, size)):
+                if taker == giver or not 0 < count < groups[giver].num_samples:
+                    continue
+                changed = list(groups)
+                for g, more in ((giver, -count), (taker, count)):
+                    samples, most = groups[g].num_samples + more, max(groups[g].microbatches)
+                    share = as_microbatches(samples, most)
+                    changed[g] = self._group(groups[g].stages, share, trial.schedule)
+                yield tuple(changed)
+
+
+def _without_money(problem: PlanningProblem) -> PlanningProblem:
+    """The problem as far as times, rates and costs of plans go."""
+    return replace(
+        problem,
+        cluster=replace(problem.cluster, now_s=0.0),
+        penalty_weight=1.0,
+        backlog_usd=0.0,
+        budget_usd_per_s=0.0,
+        incumbent=None,
+        seed=0,
+    )
+
+
+def _shifted(stages: tuple[Stage, ...]) -> Iterator[tuple[Stage, ...]]:
+    """The stages with one boundary one layer on or back; no stage is left empty."""
+    for s, (upper, lower) in enumerate(pairwise(stages)):
+        for step in (-1, 1):
+            cut = upper.end_layer + step
+            if upper.first_layer < cut < lower.end_layer:
+                yield (
+                    *stages[:s],
+                    Stage(upper.team, upper.first_layer, cut),
+                    Stage(lower.team, cut, lower.end_layer),
+                    *stages[s + 2 :],
+                )
+
+
+def _envelope(options: Sequence[_Option]) -> tuple[_Option, ...]:
+    """Options not beaten by another one in both the first sample's time and the rate."""
+    kept: list[_Option] = []
+    order = sorted(
+        options,
+        key=lambda o: (o.curve.fill_drain_s - o.curve.period_s, -o.samples_per_s, -o.microbatch),
+    )
+    for option in order:
+        if not kept or option.samples_per_s > kept[-1].samples_per_s * (1 + 1e-12):
+            kept.append(option)
+    return tuple(kept)
+
+
+def _at_common_end(
+    options_G: Sequence[Sequence[_Option]], batch_samples: int
+) -> list[_Option] | None:
+    """Each group's option that does most by the time at which all of them have done the batch."""
+
+    def best_at(time_s: float) -> list[_Option]:
+        return [max(options, key=lambda o: o.samples_by(time_s)) for options in options_G]
+
+    low_s = 0.0
+    high_s = max(
+        o.curve.fill_drain_s + batch_samples * o.curve.period_s for opts in options_G for o in opts
+    )
+    chosen = best_at(high_s)
+    if sum(o.samples_by(high_s) for o in chosen) < batch_samples:
+        return None
+    while high_s - low_s > 1e-3 * high_s:
+        middle_s = (low_s + high_s) / 2
+        tried = best_at(middle_s)
+        if sum(o.samples_by(middle_s) for o in tried) >= batch_samples:
+            high_s, chosen = middle_s, tried
+        else:
+            low_s = middle_s
+    return chosen

@@ -1,0 +1,147 @@
+"""From a problem to candidates: search with a memory, exact times, layers left where they are."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from orchestrator.core.cluster import make_team
+from orchestrator.core.plan import Group, Plan, Stage
+from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem, StepEstimate
+from orchestrator.errors import InfeasibleError
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.event import retime
+from orchestrator.planning.grouping import Roster
+from orchestrator.planning.search import Search
+from orchestrator.planning.trials import Evaluator, Trial
+
+NUM_RETIMED = 4
+"""Finalists of the closed form that are timed exactly."""
+
+OutOfTime = Callable[[], bool]
+
+
+class Explorer:
+    """Searches for plans, and remembers what does not depend on money between two slots."""
+
+    def __init__(self) -> None:
+        self._evaluator: Evaluator | None = None
+
+    def evaluator(self, problem: PlanningProblem) -> Evaluator:
+        """The one of the last slot when the cluster is in the same state, else a new one."""
+        if self._evaluator is None or not self._evaluator.serves(problem):
+            self._evaluator = Evaluator(problem)
+        return self._evaluator
+
+    def search(
+        self,
+        problem: PlanningProblem,
+        out_of_time: OutOfTime,
+        *,
+        price_of_money_samples_per_usd: float | None = None,
+    ) -> list[Trial]:
+        """Finalists in exact time, best first; then the plan seen with most samples per dollar.
+
+        Args:
+            problem: The slot.
+            out_of_time: Says when to stop.
+            price_of_money_samples_per_usd: Instead of the problem's own Q/V'.
+
+        Raises:
+            InfeasibleError: If the model fits on no combination of the devices.
+        """
+        evaluator = self.evaluator(problem)
+        weight, backlog_usd = problem.penalty_weight, problem.backlog_usd
+        if price_of_money_samples_per_usd is not None:
+            weight, backlog_usd = 1.0, price_of_money_samples_per_usd
+        search = Search(evaluator, weight, backlog_usd, out_of_time)
+        elite = search.run(_starts(evaluator.roster, problem.incumbent), problem.seed)
+        if not elite:
+            raise InfeasibleError(f"no plan fits the devices' memory: {_misfit(evaluator.cost)}")
+
+        def exact(groups: Sequence[Group], schedule: str) -> StepEstimate:
+            return retime(evaluator.cost, groups, schedule)
+
+        thrifty = max(evaluator.seen(), key=lambda t: t.ratio)
+        chosen = {t.grouping: t for t in (*elite[:NUM_RETIMED], thrifty)}
+        finalists = [
+            replace(trial, estimate=exact(trial.groups, trial.schedule))
+            for trial in chosen.values()
+        ]
+        finalists.sort(key=search.score, reverse=True)
+        finalists[0] = search.polish(finalists[0], exact)
+        return finalists
+
+
+def candidates_of(problem: PlanningProblem, trials: Iterable[Trial]) -> tuple[Candidate, ...]:
+    """Candidates of exact time, best score first, idle included.
+
+    Alike devices are swapped so that layers stay where the incumbent has them.
+    """
+    roster, cost = Roster(problem.cluster), CostModel(problem)
+    found = [candidate_of(cost, settled(roster, t, problem.incumbent), t.schedule) for t in trials]
+    found.append(idle_candidate(cost))
+    return tuple(sorted(found, key=lambda c: -c.score))
+
+
+def candidate_of(cost: CostModel, groups: tuple[Group, ...], schedule: str) -> Candidate:
+    """The candidate of these groups in exact time; the next generation, or that of equal work."""
+    incumbent = cost.problem.incumbent
+    plan = Plan(incumbent.generation + 1 if incumbent else 0, schedule, groups)
+    if incumbent and plan.same_work(incumbent):
+        plan = incumbent
+    estimate = retime(cost, groups, schedule)
+    return Candidate(plan, estimate, cost.score(estimate))
+
+
+def idle_candidate(cost: CostModel) -> Candidate:
+    """Doing nothing."""
+    incumbent = cost.problem.incumbent
+    plan = Plan(incumbent.generation + 1 if incumbent else 0, cost.problem.schedules[0])
+    return Candidate(plan, IDLE_ESTIMATE, cost.score(IDLE_ESTIMATE))
+
+
+def settled(roster: Roster, trial: Trial, incumbent: Plan | None) -> tuple[Group, ...]:
+    """The trial's groups on those of the alike devices that hold their layers already."""
+    held = {
+        device_id: stage.layers
+        for group in (incumbent.groups if incumbent else ())
+        for stage in group.stages
+        for device_id in stage.team.device_ids
+    }
+    index_of = {team.device_ids: d for d, team in enumerate(roster.teams)}
+    wanted = {index_of[s.team.device_ids]: s.layers for g in trial.groups for s in g.stages}
+    target = roster.aligned(wanted, held)
+    groups = [
+        replace(
+            group,
+            stages=tuple(
+                replace(s, team=roster.teams[target[index_of[s.team.device_ids]]])
+                for s in group.stages
+            ),
+        )
+        for group in trial.groups
+    ]
+    places = {device_id: rank for rank, device_id in enumerate(held)}
+    # Known devices keep their rank, so that a change of shares leaves every group in its place.
+    groups.sort(key=lambda g: min(places.get(d, len(places)) for d in g.device_ids))
+    return tuple(groups)
+
+
+def _starts(roster: Roster, incumbent: Plan | None) -> list[tuple[tuple[int, ...], ...]]:
+    grouping = roster.of_plan(incumbent) if incumbent else None
+    return [roster.canonical(grouping)] if grouping else []
+
+
+def _misfit(cost: CostModel) -> str:
+    """What the emptiest plan lacks: the model spread over the devices with most memory."""
+    problem = cost.problem
+    devices = sorted(problem.cluster.devices, key=lambda d: (-d.memory_bytes, d.device_id))
+    chain = devices[: problem.model.num_layers]
+    cuts = [round(i * problem.model.num_layers / len(chain)) for i in range(len(chain) + 1)]
+    stages = tuple(
+        Stage(make_team([d]), first, end)
+        for d, (first, end) in zip(chain, pairwise(cuts), strict=True)
+    )
+    group = Group(stages, (1,) * problem.batch_samples)
+    message = cost.memory_error((group,), problem.schedules[0])
+    return f"{message}; add devices or memory, or split the model into more layers"

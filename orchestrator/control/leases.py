@@ -105,9 +105,8 @@ class LeaseBook:
         self._reports.clear()
         return leases
 
-    def rewind(self, next_step: int) -> None:
-        """Go back to an earlier step, the one that a restored checkpoint goes on with."""
-        assert next_step <= self.next_step, "a checkpoint cannot lie ahead of what was committed"
+    def restart_at(self, next_step: int) -> None:
+        """Go on with the step that a restored checkpoint goes on with; later ones are undone."""
         self._reports.clear()
         self.next_step = next_step
 

@@ -4,21 +4,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from orchestrator.control.traffic import Traffic
 from orchestrator.core.cluster import ClusterState, Device, Offer
 from orchestrator.core.durable import Hold, LedgerEntry
 from orchestrator.core.slot import Usage
 
 ROUNDING_S = 1e-9
 """Two times closer than this are one: the same instant reached by two sums of steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Bytes that left a zone for money, charged to the device that sent them."""
-
-    device_id: str
-    size_bytes: float
-    usd: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +130,11 @@ class Ledger:
         )
 
     def _egress(self, sent: Traffic, since: ClusterState, now: ClusterState) -> LedgerEntry:
-        owner = now if now.has(sent.device_id) else since
         return LedgerEntry(
             from_s=since.now_s * self._speedup,
             to_s=now.now_s * self._speedup,
             device=sent.device_id,
-            pool=owner.device(sent.device_id).pool,
+            pool=sent.pool,
             price_per_hour=0.0,
             usd=0.0,
             egress_bytes=sent.size_bytes,

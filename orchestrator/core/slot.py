@@ -101,6 +101,7 @@ class Observation:
     next_step: int  # the first step not yet committed
     devices: tuple[Device, ...]  # present now, as discovered (slowdown 1)
     paused: bool = False  # the workers stand at a step boundary: leases used up or asked to hold
+    checkpoint_step: int | None = None  # that the newest whole checkpoint goes on with
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +244,14 @@ class SlotRecord:
     price_age_s: tuple[tuple[str, float], ...] = field(default=())
 
 
+OutcomeStatus = Literal["finished", "budget", "stopped"]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a run ended: ``status`` as in ``result.json``, ``reason`` as one line."""
 
-    status: Literal["finished", "budget", "stopped"]
+    status: OutcomeStatus
     reason: str
     resumable: bool  # whether ``--resume auto`` may go on from here
 

@@ -1,0 +1,222 @@
+"""What a slot looks like from outside: rates predicted and measured, devices, events."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, median
+
+from orchestrator.core.cluster import ClusterState
+from orchestrator.core.plan import Plan
+from orchestrator.core.slot import (
+    ClusterEvent,
+    CommittedStep,
+    Decision,
+    DeviceJoined,
+    DeviceLost,
+    DeviceView,
+    PreemptionNotice,
+    Rates,
+    RunEvent,
+    RunEventKind,
+    StepEstimate,
+    StepReport,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What is known of a slot once it is over and paid for."""
+
+    plan: Plan
+    predicted: StepEstimate
+    from_s: float
+    to_s: float
+    bill_usd: float
+    steps: tuple[CommittedStep, ...] = ()
+    reports: tuple[StepReport, ...] = ()
+    lost: tuple[str, ...] = ()  # devices
+
+    @property
+    def elapsed_s(self) -> float:
+        """The slot's real length."""
+        return self.to_s - self.from_s
+
+    def then(self, later: "Settled") -> "Settled":
+        """This slot prolonged by what came right after it under the same plan."""
+        return replace(
+            self,
+            to_s=later.to_s,
+            bill_usd=self.bill_usd + later.bill_usd,
+            steps=self.steps + later.steps,
+            reports=self.reports + later.reports,
+            lost=self.lost + later.lost,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Converts the run's seconds to billed ones, and dollars per second to dollars per hour."""
+
+    billing_speedup: float = 1.0
+
+    def billed_s(self, run_s: float) -> float:
+        """Billed seconds of a time of the run's clock."""
+        return run_s * self.billing_speedup
+
+    def per_hour(self, usd_per_s: float) -> float:
+        """True dollars per hour of a rate per second of the run."""
+        return usd_per_s * 3600.0 / self.billing_speedup
+
+
+def predicted_rates(estimate: StepEstimate, clock: Clock) -> Rates:
+    """What the cost model said of the plan that ran; nothing for idle."""
+    runs = estimate.step_s > 0
+    return Rates(
+        step_s=estimate.step_s if runs else None,
+        samples_per_s=estimate.samples_per_s if runs else None,
+        cost_per_hour_usd=clock.per_hour(estimate.cost_usd_per_s),
+        peak_memory_bytes=estimate.peak_memory_bytes,
+    )
+
+
+def measured_rates(slot: Settled, clock: Clock) -> Rates:
+    """What the slot showed: median step time, samples and dollars over its real length."""
+    peaks: dict[str, int] = {}
+    for report in slot.reports:
+        peaks[report.device_id] = max(peaks.get(report.device_id, 0), report.peak_memory_bytes)
+    samples = sum(step.samples for step in slot.steps)
+    passed = slot.elapsed_s > 0
+    return Rates(
+        step_s=median(step.step_s for step in slot.steps) if slot.steps else None,
+        samples_per_s=samples / slot.elapsed_s if passed else None,
+        cost_per_hour_usd=clock.per_hour(slot.bill_usd / slot.elapsed_s) if passed else None,
+        peak_memory_bytes=tuple(sorted(peaks.items())),
+    )
+
+
+def group_step_s(slot: Settled) -> tuple[float, ...]:
+    """Per group, the mean compute time of a step on its busiest device; empty: nothing ran."""
+    by_device = _compute_by_device(slot)
+    if not by_device:
+        return ()
+    return tuple(
+        max((mean(by_device[d]) for d in group.device_ids if d in by_device), default=0.0)
+        for group in slot.plan.groups
+    )
+
+
+def bubble_ratio(slot: Settled) -> float | None:
+    """Share of the devices' time in steps that they did not compute; None: nothing ran."""
+    reports = [r for r in slot.reports if r.generation == slot.plan.generation]
+    held_s = sum(report.step_s for report in reports)
+    return 1.0 - sum(report.compute_s for report in reports) / held_s if held_s > 0 else None
+
+
+def device_views(
+    cluster: ClusterState, plan: Plan, lost: Iterable[str], stragglers: Sequence[str], clock: Clock
+) -> tuple[DeviceView, ...]:
+    """Every present device and those that ``lost`` names, by id."""
+    used = set(plan.device_ids)
+    present = [
+        DeviceView(
+            device_id=device.device_id,
+            kind=device.kind,
+            pool=device.pool,
+            state="used" if device.device_id in used else "idle",
+            slowdown=device.slowdown,
+            straggler=device.device_id in stragglers,
+            price_per_hour=clock.per_hour(cluster.price_usd_per_s(device.device_id)),
+        )
+        for device in cluster.devices
+    ]
+    gone = [
+        DeviceView(device_id, "", "", "lost", 1.0, straggler=False, price_per_hour=0.0)
+        for device_id in sorted(set(lost))
+    ]
+    return tuple(sorted([*present, *gone], key=lambda view: view.device_id))
+
+
+@dataclass(frozen=True, slots=True)
+class Scribe:
+    """Writes the events of one slot, all with the same time."""
+
+    time_s: float  # billed
+    slot: int
+
+    def cluster_events(self, events: Iterable[ClusterEvent]) -> list[RunEvent]:
+        """Joins, losses, notices and failures."""
+        written = []
+        for event in events:
+            if isinstance(event, DeviceJoined):
+                device = event.device
+                detail = f"{device.kind} of pool {device.pool} joined in {device.zone}"
+                written.append(self._event("joined", detail, device.device_id))
+            elif isinstance(event, DeviceLost):
+                written.append(self._event("lost", event.reason, event.device_id))
+            elif isinstance(event, PreemptionNotice):
+                detail = f"will be taken away at {event.deadline_s:.0f} s of the run's clock"
+                written.append(self._event("notice", detail, event.device_id))
+            else:
+                detail = f"step {event.step}: {event.message}"
+                written.append(self._event("failed", detail, event.device_id))
+        return written
+
+    def prices(self, before: ClusterState, now: ClusterState, clock: Clock) -> list[RunEvent]:
+        """Changes of price."""
+        old = {offer.pool: offer.price_usd_per_s for offer in before.offers}
+        return [
+            self._event(
+                "price",
+                f"pool {offer.pool}: {clock.per_hour(old[offer.pool]):.4g} -> "
+                f"{clock.per_hour(offer.price_usd_per_s):.4g} $/h",
+            )
+            for offer in now.offers
+            if offer.pool in old and offer.price_usd_per_s != old[offer.pool]
+        ]
+
+    def stragglers(
+        self,
+        before: Sequence[str],
+        now: Sequence[str],
+        lasting: Sequence[str],
+        cluster: ClusterState,
+    ) -> list[RunEvent]:
+        """Devices newly found slow, called lasting, and as fast as predicted again."""
+        written = []
+        for device_id in now:
+            slowdown = cluster.device(device_id).slowdown
+            if device_id not in before:
+                detail = f"computes {slowdown:.3g}x slower than predicted for it"
+                written.append(self._event("straggler", detail, device_id))
+        for device_id in lasting:
+            slowdown = cluster.device(device_id).slowdown
+            detail = f"lasting: still {slowdown:.3g}x slower than predicted"
+            written.append(self._event("straggler", detail, device_id))
+        written += [
+            self._event("recovered", "runs as predicted again", device_id)
+            for device_id in before
+            if device_id not in now and cluster.has(device_id)
+        ]
+        return written
+
+    def decision(self, decision: Decision) -> list[RunEvent]:
+        """A change of plan."""
+        if decision.kind == "keep":
+            return []
+        return [self._event("replan", decision.reason, duration_s=decision.migration.pause_s)]
+
+    def _event(
+        self, kind: RunEventKind, detail: str, device: str = "", *, duration_s: float | None = None
+    ) -> RunEvent:
+        return RunEvent(self.time_s, self.slot, kind, detail, device, duration_s)
+
+    def note(self, kind: RunEventKind, detail: str) -> RunEvent:
+        """Anything else that concerns the run as a whole."""
+        return self._event(kind, detail)
+
+
+def _compute_by_device(slot: Settled) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for report in slot.reports:
+        if report.generation == slot.plan.generation:
+            found.setdefault(report.device_id, []).append(report.compute_s)
+    return found

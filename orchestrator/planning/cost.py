@@ -70,6 +70,7 @@ class CostModel:
             for d in problem.cluster.devices
             if problem.cluster.offer(d.pool).billed == "while_present"
         )
+        self.cuts: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}  # of partition
         self._slowdowns: dict[tuple[str, ...], float] = {}
         self._links: dict[tuple[str, str], Link] = {}
         self._seconds: dict[tuple[tuple[str, ...], int, int, int], tuple[float, float]] = {}
@@ -262,7 +263,7 @@ class CostModel:
                 for s, stage in enumerate(stages)
                 for device in stage.team.device_ids
             ),
-            egress_usd=sum(n * self._egress_usd(stages, m) for m, n in sizes.items()),
+            egress_usd=sum(n * self.egress_usd(stages, m) for m, n in sizes.items()),
             interpolated=any(t.interpolated for t in tables),
         )
 
@@ -271,7 +272,8 @@ class CostModel:
         table = self.tables.times(stage.team.kind, stage.team.size, size).update_s
         return self.slowdown(stage.team) * (table[stage.end_layer] - table[stage.first_layer])
 
-    def _egress_usd(self, stages: tuple[Stage, ...], microbatch: int) -> float:
+    def egress_usd(self, stages: tuple[Stage, ...], microbatch: int) -> float:
+        """What one microbatch pays for its boundaries there and back."""
         total = 0.0
         for upper, lower in pairwise(stages):
             per_byte = (

@@ -17,7 +17,7 @@ class MemoryModel:
     def __init__(self, problem: PlanningProblem, tables: LayerTables) -> None:
         self._problem, self._tables = problem, tables
         self._usable: dict[tuple[str, ...], float] = {}
-        self._parts: dict[tuple[tuple[str, ...], int, int, int], tuple[float, float, float]] = {}
+        self._parts: dict[tuple[int, int, int, int], tuple[float, float, float]] = {}
 
     def usable_bytes(self, team: Team) -> float:
         """Memory of its smallest member less the safety margin."""
@@ -28,19 +28,21 @@ class MemoryModel:
             self._usable[team.device_ids] = found
         return found
 
-    def parts(self, stage: Stage, microbatch: int) -> tuple[float, float, float]:
+    def parts(
+        self, team_size: int, first_layer: int, end_layer: int, microbatch: int
+    ) -> tuple[float, float, float]:
         """Bytes held always, bytes per microbatch in flight, bytes of gradient buckets.
 
         Always: weights, gradients, optimizer state, the casts of autocast, two outgoing
         buffers. In flight: what autograd keeps, and the stage's input.
         """
-        team, first, end = stage.team, stage.first_layer, stage.end_layer
-        key = (team.device_ids, first, end, microbatch)
+        first, end = first_layer, end_layer
+        key = (team_size, first, end, microbatch)
         found = self._parts.get(key)
         if found is None:
             model, tables = self._problem.model, self._tables
-            params = tables.param_bytes(team.size, first, end)
-            stash = tables.sizes(team.size).stash_bytes_per_sample
+            params = tables.param_bytes(team_size, first, end)
+            stash = tables.sizes(team_size).stash_bytes_per_sample
             inbound = tables.boundary_bytes(first - 1, microbatch) if first else 0
             outbound = tables.boundary_bytes(end - 1, microbatch) if end < model.num_layers else 0
             casts = 0.0 if model.dtype == "fp32" else 0.5 * params
@@ -52,6 +54,9 @@ class MemoryModel:
             self._parts[key] = found
         return found
 
+    def _parts_of(self, stage: Stage, microbatch: int) -> tuple[float, float, float]:
+        return self.parts(stage.team.size, stage.first_layer, stage.end_layer, microbatch)
+
     def stage_bytes(
         self, stage: Stage, microbatch: int, held: int, *, replicated: bool = True
     ) -> float:
@@ -59,12 +64,12 @@ class MemoryModel:
 
         ``replicated``: other groups hold the layers too, so gradients are packed for their sum.
         """
-        fixed, per_microbatch, bucket = self.parts(stage, microbatch)
+        fixed, per_microbatch, bucket = self._parts_of(stage, microbatch)
         return fixed + held * per_microbatch + (bucket if replicated else 0.0)
 
     def max_held(self, stage: Stage, microbatch: int, *, replicated: bool = True) -> int:
         """Most microbatches in flight that fit the stage's memory; 0: not even one."""
-        fixed, per_microbatch, bucket = self.parts(stage, microbatch)
+        fixed, per_microbatch, bucket = self._parts_of(stage, microbatch)
         room = self.usable_bytes(stage.team) - fixed - (bucket if replicated else 0.0)
         if room < 0 or room < per_microbatch:
             return 0

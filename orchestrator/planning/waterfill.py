@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
+SLACK = 1e-9  # of a period: a count too high could not be taken back, one too low is made up
+
 
 def water_fill(
     fill_drain_s_G: ArrayLike,
@@ -22,7 +24,7 @@ def water_fill(
 
     Every group gets at least one microbatch and at most its cap. Microbatches go one by one
     to where they would end first, which is optimal since a group's end grows with its count;
-    all but the last few are placed at once, by the continuous solution.
+    all but the last few are placed at once, below the level of the continuous solution.
 
     Args:
         fill_drain_s_G: alpha, time of one microbatch through the group.
@@ -45,10 +47,14 @@ def water_fill(
             f"{num_microbatches} microbatches do not fit {len(alpha_G)} groups of at least "
             f"one and at most {int(most_G.sum())} in all; use fewer groups or smaller microbatches"
         )
-    count_G = _below_optimum(alpha_G, tau_G, num_microbatches, most_G)
+    fill = _Fill(alpha_G, tau_G, most_G)
+    level_s = fill.level_s(num_microbatches)
+    count_G = _whole_by(level_s, alpha_G, tau_G, most_G, -SLACK)
     missing = num_microbatches - int(count_G.sum())
     if missing:
-        count_G += _next_to_end(alpha_G, tau_G, count_G, most_G, missing)
+        level_s = fill.level_s(num_microbatches + len(alpha_G))
+        end_G = _whole_by(level_s, alpha_G, tau_G, most_G, SLACK)
+        count_G += _first_ends(alpha_G, tau_G, count_G, end_G, missing)
     return count_G
 
 
@@ -129,48 +135,48 @@ def _whole(
     return found_G
 
 
-def _below_optimum(
-    alpha_G: FloatArray, tau_G: FloatArray, num_microbatches: int, most_G: IntArray
-) -> IntArray:
-    """Counts at or below an optimal solution: rounded down from the continuous one.
+class _Fill:
+    """The continuous fill sum(clip((T - alpha)/tau + 1, 1, most)), piecewise linear in T.
 
-    The continuous fill sum(clip((T - alpha)/tau + 1, 1, most)) is piecewise linear in T; it is
-    followed over its sorted corners to the T where it reaches the batch.
+    It exceeds the whole microbatches that end by T by less than one a group.
     """
-    corner_s = np.concatenate([alpha_G, alpha_G + (most_G - 1) * tau_G])
-    slope = np.concatenate([1.0 / tau_G, -1.0 / tau_G])
-    order = np.argsort(corner_s, kind="stable")
-    corner_s = corner_s[order]
-    rate = np.cumsum(slope[order])
-    filled = len(alpha_G) + np.concatenate([[0.0], np.cumsum(rate[:-1] * np.diff(corner_s))])
-    last = int(np.searchsorted(filled, num_microbatches, side="right")) - 1
-    level_s = corner_s[last]
-    if last + 1 < len(corner_s) and rate[last] > 0:
-        level_s += (num_microbatches - filled[last]) / rate[last]
-        level_s = min(level_s, corner_s[last + 1])
-    # A hair less than the quotient: a count too high could not be taken back.
-    whole_G = np.floor((level_s - alpha_G) / tau_G * (1 - 1e-12) - 1e-9)
+
+    def __init__(self, alpha_G: FloatArray, tau_G: FloatArray, most_G: IntArray) -> None:
+        corner_s = np.concatenate([alpha_G, alpha_G + (most_G - 1) * tau_G])
+        order = np.argsort(corner_s, kind="stable")
+        self._corner_s = corner_s[order]
+        slope = 1.0 / tau_G
+        self._rate = np.cumsum(np.concatenate([slope, -slope])[order])
+        grown = np.cumsum(self._rate[:-1] * np.diff(self._corner_s))
+        self._filled = len(alpha_G) + np.concatenate([[0.0], grown])
+
+    def level_s(self, num_microbatches: int) -> float:
+        """The T at which that many are reached; the last corner when they never are."""
+        last = int(np.searchsorted(self._filled, num_microbatches, side="right")) - 1
+        if last + 1 == len(self._corner_s):
+            return float(self._corner_s[-1])
+        level_s = self._corner_s[last]
+        if self._rate[last] > 0:
+            level_s += (num_microbatches - self._filled[last]) / self._rate[last]
+        return float(min(level_s, self._corner_s[last + 1]))
+
+
+def _whole_by(
+    level_s: float, alpha_G: FloatArray, tau_G: FloatArray, most_G: IntArray, slack: float
+) -> IntArray:
+    """Microbatches that end by a level; ``slack`` says how a tie with rounding errors counts."""
+    whole_G = np.floor((level_s - alpha_G) / tau_G + slack)
     count_G: IntArray = np.minimum(np.maximum(whole_G, 0).astype(np.int64) + 1, most_G)
     return count_G
 
 
-def _next_to_end(
-    alpha_G: FloatArray, tau_G: FloatArray, count_G: IntArray, most_G: IntArray, missing: int
+def _first_ends(
+    alpha_G: FloatArray, tau_G: FloatArray, count_G: IntArray, end_G: IntArray, missing: int
 ) -> IntArray:
-    """Where the missing microbatches would end first."""
-    added_G: IntArray = np.zeros_like(count_G)
-    while missing:
-        # A few groups may take several: their next three ends compete, the rest another round.
-        step = np.arange(3)
-        end_s = (
-            alpha_G[:, None] + (count_G + added_G)[:, None] * tau_G[:, None] + step * tau_G[:, None]
-        )
-        room = (most_G - count_G - added_G)[:, None] > step
-        end_s = np.where(room, end_s, np.inf)
-        horizon_s = end_s[:, -1].min()  # ends up to here are complete
-        flat_s = end_s.ravel()
-        order = np.argsort(flat_s, kind="stable")[:missing]
-        taken = order[(flat_s[order] <= horizon_s) & np.isfinite(flat_s[order])]
-        added_G += np.bincount(taken // len(step), minlength=len(count_G))
-        missing -= len(taken)
-    return added_G
+    """Where the ``missing`` microbatches after ``count_G``, before ``end_G``, would end first."""
+    room_G = end_G - count_G
+    group = np.repeat(np.arange(len(room_G)), room_G)
+    place = np.arange(len(group)) - np.repeat(np.cumsum(room_G) - room_G, room_G)
+    end_s = alpha_G[group] + (count_G[group] + place) * tau_G[group]
+    chosen = np.argsort(end_s, kind="stable")[:missing]
+    return np.bincount(group[chosen], minlength=len(room_G))

@@ -1,0 +1,141 @@
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+
+from orchestrator.core.plan import Group
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.partition import partition, polish
+from tests.unit.builders import (
+    make_cluster,
+    make_device,
+    make_group,
+    make_problem,
+    make_profile,
+    make_stages,
+    team_of,
+)
+
+
+def cuts_of(stages):
+    return (0, *(stage.end_layer for stage in stages))
+
+
+def chain(devices, profile, **problem):
+    cost = CostModel(make_problem(make_cluster(devices), profile, **problem))
+    return cost, tuple(team_of(d) for d in devices)
+
+
+def test_like_devices_get_like_shares_of_like_layers():
+    devices = [make_device(f"d-{i}") for i in range(3)]
+    cost, teams = chain(devices, make_profile({"gpu": [0.1] * 9}))
+    assert cuts_of(partition(cost, teams, 1, "1f1b")[0]) == (0, 3, 6, 9)
+
+
+def test_a_device_half_as_fast_gets_half_the_layers():
+    devices = [make_device("a-0"), make_device("b-0", slowdown=2.0)]
+    cost, teams = chain(devices, make_profile({"gpu": [0.1] * 9}))
+    assert cuts_of(partition(cost, teams, 1, "1f1b")[0]) == (0, 6, 9)
+
+
+def test_a_cut_avoids_the_wide_boundary():
+    devices = [make_device(f"d-{i}") for i in range(2)]
+    profile = make_profile({"gpu": [0.1] * 4}, boundary_bytes=[1e3, 1e9, 1e3, 0])
+    problem = make_problem(make_cluster(devices, bandwidth_bytes_per_s=1e9), profile)
+    options = partition(CostModel(problem), tuple(team_of(d) for d in devices), 1, "1f1b")
+    assert cuts_of(options[0]) in {(0, 1, 4), (0, 3, 4)}
+
+
+def test_memory_decides_where_the_large_layers_go():
+    devices = [make_device("a-0", memory_bytes=10**8), make_device("b-0", memory_bytes=10**10)]
+    profile = make_profile({"gpu": [0.1] * 4}, param_bytes=[1e6, 1e6, 1e9, 1e6])
+    cost, teams = chain(devices, profile)
+    assert {cuts_of(stages)[1] for stages in partition(cost, teams, 1, "1f1b")} <= {1, 2}
+
+
+def test_nothing_is_returned_when_no_cut_fits_or_layers_are_fewer_than_stages():
+    devices = [make_device(f"d-{i}", memory_bytes=10**6) for i in range(2)]
+    cost, teams = chain(devices, make_profile(num_layers=4))
+    assert partition(cost, teams, 1, "1f1b") == ()
+    roomy = [make_device(f"d-{i}") for i in range(5)]
+    cost, teams = chain(roomy, make_profile(num_layers=4))
+    assert partition(cost, teams, 1, "1f1b") == ()
+
+
+def test_what_fits_only_with_fewer_microbatches_in_flight_is_still_offered():
+    devices = [make_device(f"d-{i}", memory_bytes=10**9) for i in range(2)]
+    profile = make_profile(num_layers=2, param_bytes=0.0, stash_bytes=5e8)
+    cost, teams = chain(devices, profile)
+    (stages,) = partition(cost, teams, 1, "1f1b")
+    assert cost.curve(stages, 1, "1f1b").max_microbatches == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_first_option_has_the_shortest_possible_busiest_stage(seed):
+    rng = np.random.default_rng(seed)
+    count, num_layers = int(rng.integers(2, 5)), int(rng.integers(5, 9))
+    devices = [make_device(f"d-{i}", slowdown=rng.uniform(1, 4)) for i in range(count)]
+    cost, teams = chain(devices, make_profile({"gpu": list(rng.uniform(0.1, 1, num_layers))}))
+
+    def busiest(cuts):
+        return max(
+            sum(cost.stage_seconds(team, a, b, 1))
+            for team, (a, b) in zip(teams, pairwise(cuts), strict=True)
+        )
+
+    best = min(
+        busiest((0, *inner, num_layers)) for inner in combinations(range(1, num_layers), count - 1)
+    )
+    options = partition(cost, teams, 1, "1f1b")
+    assert min(busiest(cuts_of(o)) for o in options) == pytest.approx(best, rel=1e-9)
+    assert 1 <= len(options) <= 7
+
+
+def test_options_trade_period_against_fill_and_drain():
+    devices = [make_device("a-0"), make_device("b-0", slowdown=3.0)]
+    cost, teams = chain(devices, make_profile({"gpu": [0.1] * 12}))
+    curves = [cost.curve(o, 1, "1f1b") for o in partition(cost, teams, 1, "1f1b")]
+    assert len(curves) > 1
+    for a, b in pairwise(curves):
+        assert a.period_s < b.period_s
+        assert a.fill_drain_s > b.fill_drain_s
+
+
+def test_cuts_do_not_depend_on_the_names_of_devices():
+    profile = make_profile({"gpu": [0.1, 0.3, 0.2, 0.4, 0.1]})
+    names = [["a-0", "b-0"], ["z-7", "c-1"]]
+    found = []
+    for pair in names:
+        devices = [make_device(pair[0]), make_device(pair[1], slowdown=1.5)]
+        cost, teams = chain(devices, profile)
+        found.append([cuts_of(o) for o in partition(cost, teams, 1, "1f1b")])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_polish_never_lowers_the_score_and_ends_where_no_border_helps(seed):
+    rng = np.random.default_rng(seed)
+    devices = [make_device(f"d-{i}", slowdown=rng.uniform(1, 3)) for i in range(5)]
+    profile = make_profile({"gpu": list(rng.uniform(0.1, 1, 8))}, boundary_bytes=1e8)
+    cost = CostModel(make_problem(make_cluster(devices, bandwidth_bytes_per_s=1e9), profile))
+    groups = (
+        make_group(devices[:3], [0, 1, 2, 8], [1] * 5),
+        make_group(devices[3:], [0, 7, 8], [1] * 3),
+    )
+    polished = polish(cost, groups, "1f1b")
+    score = cost.score(cost.evaluate(polished, "1f1b"))
+    assert score >= cost.score(cost.evaluate(groups, "1f1b"))
+    for g, group in enumerate(polished):
+        cuts = cuts_of(group.stages)
+        for border in range(1, len(cuts) - 1):
+            for step in (-1, 1):
+                moved = [*cuts[:border], cuts[border] + step, *cuts[border + 1 :]]
+                if sorted(set(moved)) != moved:
+                    continue
+                chain_devices = devices[:3] if g == 0 else devices[3:]
+                stages = cost.with_inflight(
+                    make_stages(chain_devices, moved), 1, len(group.microbatches), "1f1b"
+                )
+                other = list(polished)
+                other[g] = Group(stages, group.microbatches)
+                assert cost.score(cost.evaluate(other, "1f1b")) <= score + 1e-12

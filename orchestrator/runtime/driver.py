@@ -1,0 +1,321 @@
+"""The job process: starts Ray and the head, passes on what happens, and stops when told to."""
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.config import RunConfig
+from orchestrator.control.persistence import CheckpointStore, RunStore
+from orchestrator.core.model import Task
+from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
+from orchestrator.errors import ConfigError, OrchestratorError
+from orchestrator.reports.live import View
+from orchestrator.runtime.folder import open_folder
+from orchestrator.runtime.news import Comparing, Cursor, HeadNews
+from orchestrator.runtime.session import ray_session
+
+NEWS_S = 0.5
+"""Between two questions to the head."""
+
+NO_CURSOR: Cursor = (0, 0, 0)
+
+
+class HeadActor:
+    """The head's Ray shell: what it needs is loaded in its own process only."""
+
+    def __init__(self, config: RunConfig, working_dir: str) -> None:
+        from orchestrator.runtime.head import Head  # noqa: PLC0415 - loads torch and CVXPY
+
+        self._head = Head(config, working_dir)
+
+    def run(self, comparing: Comparing | None) -> Outcome:
+        """See ``Head.run``."""
+        return self._head.run(comparing)
+
+    def status(self, cursor: Cursor) -> HeadNews:
+        """See ``Head.status``."""
+        return self._head.status(cursor)
+
+    def stop(self, reason: str) -> None:
+        """See ``Head.stop``."""
+        self._head.stop(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How a job ended: the last line on stdout, and the exit code."""
+
+    status: str
+    reason: str
+    run_dir: str
+    exit_code: int
+
+
+def run_job(
+    config: RunConfig,
+    *,
+    resume: str = "auto",
+    view: View | None = None,
+    compare: tuple[str, ...] = (),
+) -> JobEnd:
+    """Train: the whole of ``lyray run``. Nothing it started is left when it returns or raises.
+
+    Args:
+        config: The whole file.
+        resume: ``auto``, ``never``, or the path of a checkpoint or run to start from.
+        view: Told what happens, on this thread.
+        compare: Strategies whose plans are measured beside joint's before the first step.
+
+    Returns:
+        How it ended. SIGINT and SIGTERM end it after a checkpoint, with status ``stopped``.
+
+    Raises:
+        OrchestratorError: What went wrong; an error in the user's code is a UserCodeError.
+    """
+    outcome = open_folder(config, resume)
+    stopped_by: list[signal.Signals] = []
+    if outcome is None:
+        num_devices = sum(offer.count for offer in config.cluster.offers)
+        comparing = Comparing(compare) if compare else None
+        with ray_session(num_devices):
+            outcome = _run_head(config, view, comparing, stopped_by)
+    code = {"finished": 0, "budget": 3}.get(outcome.status, 128 + signal.SIGINT)
+    if outcome.status == "stopped" and stopped_by:
+        code = 128 + stopped_by[0]
+    return JobEnd(outcome.status, outcome.reason, config.run.run_url, code)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What ``Trainer.fit`` returns."""
+
+    metrics: Mapping[str, object]
+    """What ``result.json`` says."""
+
+    checkpoint: str | None
+    """Folder of the newest checkpoint."""
+
+    error: OrchestratorError | None
+    """What ended the run before its time."""
+
+    path: str
+    """Folder of the run."""
+
+
+class Trainer:
+    """Trains from a script: ``Trainer(task, RunConfig.load("config.yaml")).fit()``."""
+
+    def __init__(
+        self,
+        task: Callable[..., Task] | None,
+        config: RunConfig,
+        *,
+        on_step: Callable[[CommittedStep], None] | None = None,
+        on_slot: Callable[[SlotRecord], None] | None = None,
+        on_event: Callable[[RunEvent], None] | None = None,
+    ) -> None:
+        """Take note of what to train.
+
+        Args:
+            task: A function of a module, which returns the Task; None: ``training.task``.
+            config: The whole file.
+            on_step: Called with every committed step.
+            on_slot: Called with every slot's record.
+            on_event: Called with every event.
+
+        Raises:
+            ConfigError: If workers could not import the task.
+        """
+        if task is not None:
+            training = replace(config.training, task=import_path(task))
+            config = config.model_copy(update={"training": training})
+        self._config = config
+        self._view = _Callbacks(on_step, on_slot, on_event)
+
+    def fit(self, resume: str = "auto") -> Result:
+        """Run to the end and say how it went; errors of the run are in the result.
+
+        Raises:
+            ConfigError: If there is nothing to run as the file stands.
+        """
+        return self._fit(resume, ())
+
+    def compare(self, *strategies: str) -> Result:
+        """Measure plans of these strategies beside joint's in short runs, then train.
+
+        What they gave is in ``compare.json`` of the run's folder.
+        """
+        return self._fit("auto", strategies)
+
+    def _fit(self, resume: str, compare: tuple[str, ...]) -> Result:
+        run_url = self._config.run.run_url
+        error: OrchestratorError | None = None
+        try:
+            run_job(self._config, resume=resume, view=self._view, compare=compare)
+        except ConfigError:
+            raise
+        except OrchestratorError as found:
+            error = found
+        checkpoints = CheckpointStore(run_url)
+        steps = checkpoints.steps()
+        return Result(
+            metrics=RunStore(run_url).read_result() or {},
+            checkpoint=checkpoints.url(steps[-1]) if steps else None,
+            error=error,
+            path=run_url,
+        )
+
+
+def import_path(task: Callable[..., Task]) -> str:
+    """``module:function`` under which workers find a function.
+
+    Raises:
+        ConfigError: If it is no function of a module, or its module cannot be imported from
+            the working directory.
+    """
+    name = task.__qualname__
+    if "." in name or "<" in name:
+        raise ConfigError(
+            f"the task {name} lies inside another function or class, where workers cannot "
+            "import it from; define it at the top of a module"
+        )
+    if task.__module__ != "__main__":
+        return f"{task.__module__}:{name}"
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None or Path(file).resolve().parent != Path.cwd():
+        raise ConfigError(
+            f"the task {name} is defined in the main program ({file}), "
+            "which workers cannot import; "
+            "move it to a module, or start the script from its own folder"
+        )
+    return f"{Path(file).stem}:{name}"
+
+
+class _Callbacks:
+    """The user's functions as a View."""
+
+    def __init__(
+        self,
+        on_step: Callable[[CommittedStep], None] | None,
+        on_slot: Callable[[SlotRecord], None] | None,
+        on_event: Callable[[RunEvent], None] | None,
+    ) -> None:
+        self._on_step, self._on_slot, self._on_event = on_step, on_slot, on_event
+
+    def phase(self, text: str) -> None:
+        """Nobody asked."""
+
+    def step(self, step: CommittedStep) -> None:
+        """A step was committed."""
+        if self._on_step is not None:
+            self._on_step(step)
+
+    def slot(self, record: SlotRecord) -> None:
+        """A slot ended."""
+        if self._on_slot is not None:
+            self._on_slot(record)
+
+    def event(self, event: RunEvent) -> None:
+        """Something happened."""
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def close(self) -> None:
+        """Nothing to take down."""
+
+
+# The head and this process --------------------------------------------------------------
+
+
+def _run_head(
+    config: RunConfig,
+    view: View | None,
+    comparing: Comparing | None,
+    stopped_by: list[signal.Signals],
+) -> Outcome:
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    # No restart: a head that comes back alone has no workers. Threads: the loop, and answers.
+    options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 4, "scheduling_strategy": here}
+    shell: Any = ray.remote(**options)(HeadActor)  # type: ignore[call-overload]  # partly typed
+    head = shell.remote(config, str(Path.cwd()))
+    try:
+        with _stop_signals(head, stopped_by):
+            return _follow(head, head.run.remote(comparing), view)
+    except _SecondSignalError:
+        return Outcome("stopped", "stopped by a second signal, without waiting", resumable=True)
+    finally:
+        ray.kill(head)
+
+
+def _follow(head: Any, running: Any, view: View | None) -> Outcome:
+    """Pass the head's news on until its run ends."""
+    cursor = NO_CURSOR
+    try:
+        while not ray.wait([running], timeout=NEWS_S)[0]:
+            cursor = _tell(ray.get(head.status.remote(cursor)), view)
+        _tell(ray.get(head.status.remote(cursor)), view)
+        outcome: Outcome = ray.get(running)
+    except RayTaskError as error:
+        if isinstance(error.cause, OrchestratorError):
+            raise error.cause from None
+        raise OrchestratorError(
+            f"lyray failed: {type(error.cause).__name__}: {error.cause}; please report this "
+            "with the log in the run's folder"
+        ) from error
+    except RayActorError:
+        raise OrchestratorError(
+            "the head process was killed; workers ended with it, and the same command resumes "
+            "from the newest checkpoint"
+        ) from None
+    return outcome
+
+
+def _tell(news: HeadNews, view: View | None) -> Cursor:
+    if view is not None:
+        view.phase(news.phase)
+        for step in news.steps:
+            view.step(step)
+        for event in news.events:
+            view.event(event)
+        for record in news.slots:
+            view.slot(record)
+    return news.cursor
+
+
+class _SecondSignalError(Exception):
+    """The user does not want to wait for the checkpoint."""
+
+
+@contextmanager
+def _stop_signals(head: Any, seen: list[signal.Signals]) -> Iterator[None]:
+    """Inside the block, SIGINT and SIGTERM ask the head to stop; a second one does not wait.
+
+    ``seen`` takes the signals that came. Entered after ``ray.init``, which installs a handler
+    of its own for SIGTERM.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python hands signals to the main thread only
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        seen.append(signal.Signals(number))
+        if len(seen) > 1:
+            raise _SecondSignalError
+        head.stop.remote(f"stopped by {seen[0].name}")
+
+    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

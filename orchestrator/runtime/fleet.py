@@ -1,0 +1,307 @@
+"""The worker actors of a run: started in parallel, asked together, heard in one place."""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.control.recovery import LOST_CONTACT
+from orchestrator.core.durable import CheckpointFile
+from orchestrator.core.slot import StepReport, WorkerFailed
+from orchestrator.errors import LostWorkerError, OrchestratorError
+
+logger = logging.getLogger(__name__)
+
+_ray: Any = ray  # partly typed: its overloads know no max_concurrency
+
+LINGER_S = 1.0
+"""A worker gathers reports this long before it sends them: one call a second and worker."""
+
+SILENT_S = 5.0
+"""After a first failure, a worker that answers nothing for this long is taken for hung."""
+
+
+class Greeting(Protocol):
+    """What a worker says of its process."""
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+
+    @property
+    def ray_node_id(self) -> str:
+        """The node it runs on."""
+
+
+class News(Protocol):
+    """What a worker has to say since it was last asked."""
+
+    @property
+    def reports(self) -> tuple[StepReport, ...]:
+        """Of its steps."""
+
+    @property
+    def parts(self) -> tuple[tuple[int, tuple[CheckpointFile, ...]], ...]:
+        """(step, files) of the checkpoints it took part in."""
+
+    @property
+    def failure(self) -> WorkerFailed | None:
+        """Why it stopped, when it failed."""
+
+    @property
+    def ended_before(self) -> int | None:
+        """The step before which it stands, when it stopped as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a device's worker starts; no Ray node: anywhere."""
+
+    device_id: str
+    ray_node_id: str | None = None
+    num_gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A worker whose process is gone, or was ended because it no longer answered."""
+
+    device_id: str
+    reason: str
+
+
+@dataclass(slots=True)
+class _Member:
+    actor: ActorHandle[Any]
+    greeting: Greeting | None = None
+    poll: "ray.ObjectRef[Any] | None" = None
+    asked_s: float = 0.0
+    lost: str | None = None
+
+
+class Fleet:
+    """One actor per device. Not for several threads at once, ``close`` apart."""
+
+    def __init__(
+        self,
+        actor_class: type,
+        places: Sequence[Place],
+        arguments: Callable[[Place], tuple[object, ...]],
+    ) -> None:
+        """Start every actor; returns before they are up.
+
+        Args:
+            actor_class: The worker's Ray shell; its ``hello`` returns a Greeting and its
+                ``poll(linger_s)`` News.
+            places: One per device, in the order of their ranks.
+            arguments: Constructor arguments of the actor at a place.
+        """
+        self.device_ids = tuple(place.device_id for place in places)
+        self._members: dict[str, _Member] = {}
+        self._kept: list[object] = []
+        for place in places:
+            # A bare actor that costs no CPU slot: Ray must never wait for room it does not need.
+            remote: Any = _ray.remote(
+                num_cpus=0,
+                num_gpus=place.num_gpus,
+                max_restarts=0,
+                max_concurrency=8,
+                **_where(place.ray_node_id),
+            )(actor_class)
+            self._members[place.device_id] = _Member(remote.remote(*arguments(place)))
+
+    @property
+    def lost_ids(self) -> tuple[str, ...]:
+        """Devices whose worker is gone."""
+        return tuple(d for d, member in self._members.items() if member.lost is not None)
+
+    def greet(self, timeout_s: float) -> Mapping[str, Greeting]:
+        """Wait until every process is up. Raises LostWorkerError naming those that are not."""
+        greetings: dict[str, Greeting] = self.call("hello", timeout_s=timeout_s)
+        for device_id, greeting in greetings.items():
+            self._members[device_id].greeting = greeting
+        return greetings
+
+    def call(
+        self,
+        method: str,
+        *arguments: object,
+        timeout_s: float,
+        device_ids: Iterable[str] | None = None,
+        each: Mapping[str, tuple[object, ...]] | None = None,
+    ) -> dict[str, Any]:
+        """Call a method on several workers at once and wait for all answers.
+
+        Args:
+            method: Name of the method.
+            arguments: The same for everyone.
+            timeout_s: Longest wait for all of them together.
+            device_ids: Whom to ask; everyone when absent.
+            each: Further arguments by device.
+
+        Raises:
+            LostWorkerError: If a worker is gone, fails or does not answer, with its device.
+            OrchestratorError: What a worker raised of our own errors.
+        """
+        asked = self.device_ids if device_ids is None else tuple(device_ids)
+        pending = {
+            getattr(self._members[d].actor, method).remote(*arguments, *(each or {}).get(d, ())): d
+            for d in asked
+        }
+        answers: dict[str, Any] = {}
+        errors: list[OrchestratorError] = []
+        deadline_s = time.monotonic() + timeout_s
+        while pending:
+            ready, _ = ray.wait(list(pending), timeout=max(0.0, deadline_s - time.monotonic()))
+            if not ready:
+                errors.append(self._no_answer(pending.values(), method, timeout_s))
+                break
+            for ref in ready:
+                device_id = pending.pop(ref)
+                try:
+                    answers[device_id] = self._result(ref, device_id, method)
+                except OrchestratorError as error:
+                    # The others may know more: the cause is rarely the first to be told.
+                    errors.append(error)
+                    deadline_s = min(deadline_s, time.monotonic() + SILENT_S)
+        if errors:
+            raise min(errors, key=_distance_from_cause)
+        return answers
+
+    def tell(
+        self, method: str, *arguments: object, device_ids: Iterable[str] | None = None
+    ) -> None:
+        """Call a method on several workers and wait for nothing."""
+        for device_id in self.device_ids if device_ids is None else device_ids:
+            member = self._members[device_id]
+            if member.lost is None:
+                getattr(member.actor, method).remote(*arguments)
+
+    def gather(self, timeout_s: float) -> tuple[tuple[tuple[str, News], ...], tuple[Loss, ...]]:
+        """Return what workers reported, each with its device, and who was lost.
+
+        Returns after ``timeout_s``, or earlier when there is something.
+        """
+        refs: dict[Any, str] = {}
+        for device_id, member in self._members.items():
+            if member.lost is not None:
+                continue
+            if member.poll is None:
+                member.poll = member.actor.poll.remote(LINGER_S)
+                member.asked_s = time.monotonic()
+            refs[member.poll] = device_id
+        if not refs:
+            time.sleep(timeout_s)
+            return (), ()
+        heard: list[tuple[str, News]] = []
+        losses: list[Loss] = []
+        ready, _ = ray.wait(list(refs), num_returns=1, timeout=timeout_s)
+        if ready:  # whoever else is ready comes along: fewer wake-ups
+            ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0)
+        for ref in ready:
+            device_id = refs[ref]
+            member = self._members[device_id]
+            member.poll = None
+            try:
+                heard.append((device_id, ray.get(ref)))
+            except ActorUnavailableError:
+                continue  # may come back; a silence that lasts is judged by ``kill_silent``
+            except RayActorError:
+                member.lost = "its process was killed"
+                losses.append(Loss(device_id, member.lost))
+        return tuple(heard), tuple(losses)
+
+    def kill_silent(self, longest_s: float) -> tuple[Loss, ...]:
+        """End, by pid, every worker that was asked and has answered nothing for ``longest_s``.
+
+        A blocked collective cannot be stopped from within; the closing sockets of a killed
+        process free its neighbours at once, which ``ray.kill`` does only after 5 s.
+        """
+        losses = []
+        for device_id, member in self._members.items():
+            silent_s = time.monotonic() - member.asked_s - LINGER_S
+            if member.lost is None and member.poll is not None and silent_s > longest_s:
+                self.kill(device_id)
+                member.lost = f"it answered nothing for {silent_s:.0f} s and was ended"
+                losses.append(Loss(device_id, member.lost))
+        return tuple(losses)
+
+    def kill(self, device_id: str) -> None:
+        """End one worker's process at once, on whatever node it is."""
+        member = self._members[device_id]
+        if member.greeting is None:
+            ray.kill(member.actor)
+        elif member.greeting.ray_node_id == ray.get_runtime_context().get_node_id():
+            _kill_process(member.greeting.pid)
+        else:
+            killer = ray.remote(num_cpus=0, **_where(member.greeting.ray_node_id))(_kill_process)
+            killer.remote(member.greeting.pid)
+
+    def keep(self, served: object) -> None:
+        """Keep something alive as long as the fleet: the store that its workers meet in."""
+        self._kept.append(served)
+
+    def close(self, timeout_s: float) -> None:
+        """Let every worker close its sockets, then end the processes. Safe to call twice."""
+        living = [m for m in self._members.values() if m.lost is None]
+        refs = [m.actor.close.remote() for m in living]
+        if refs:
+            _ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+        for member in living:
+            ray.kill(member.actor)
+            member.lost = "closed"
+
+    @staticmethod
+    def _no_answer(device_ids: Iterable[str], method: str, timeout_s: float) -> LostWorkerError:
+        names = sorted(device_ids)
+        return LostWorkerError(
+            f"device{'s' * (len(names) > 1)} {', '.join(names)} did not answer {method!r} within "
+            f"{timeout_s:.0f} s; raise failure.timeout_s if the machine is only slow"
+        )
+
+    def _result(self, ref: Any, device_id: str, method: str) -> Any:
+        try:
+            return ray.get(ref)
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, OrchestratorError):
+                raise cause from None
+            raise LostWorkerError(
+                f"device {device_id} failed in {method!r}: {type(cause).__name__}: {cause}"
+            ) from None
+        except RayActorError:
+            self._members[device_id].lost = "its process was killed"
+            raise LostWorkerError(
+                f"device {device_id} was lost: its process was killed during {method!r}"
+            ) from None
+
+
+def _where(ray_node_id: str | None) -> dict[str, Any]:
+    if ray_node_id is None:
+        return {}
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(ray_node_id, soft=False)}
+
+
+def _distance_from_cause(error: OrchestratorError) -> int:
+    """0 for an error of the user's, 3 for a worker that only noticed another's end."""
+    if not isinstance(error, LostWorkerError):
+        return 0
+    text = str(error)
+    if "was killed" in text:
+        return 1
+    return 3 if LOST_CONTACT in text or "did not answer" in text else 2
+
+
+def _kill_process(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        logger.info("process %s had ended already", pid)

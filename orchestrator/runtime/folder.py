@@ -1,0 +1,126 @@
+"""What is in a run's folder before a run starts: nothing, a finished run, or one to go on with."""
+
+import json
+from collections.abc import Iterator
+from typing import Literal
+
+from orchestrator import storage
+from orchestrator.config import RunConfig
+from orchestrator.control.persistence import MANIFEST_FILE, CheckpointStore, RunStore
+from orchestrator.core.durable import CheckpointManifest
+from orchestrator.core.slot import Outcome
+from orchestrator.errors import ConfigError
+
+CONFIG_FILE = "config.yaml"
+
+BOUND = (
+    "run.seed", "training.task", "training.task_args", "training.global_batch",
+    "training.optimizer", "training.precision",
+)  # fmt: skip
+"""Keys that a checkpoint and the order of samples depend on: a resumed run keeps them."""
+
+
+def open_folder(config: RunConfig, resume: str) -> Outcome | None:
+    """Make the run's folder ready and write the resolved file into it.
+
+    Args:
+        config: The whole file.
+        resume: ``auto``, ``never``, or the path of a checkpoint or of a run to start from.
+
+    Returns:
+        None when there is something to run; the old outcome when the run is done.
+
+    Raises:
+        ConfigError: If the folder holds something that this file cannot go on with.
+    """
+    store = RunStore(config.run.run_url)
+    old = _old_config(store)
+    if old is not None and resume == "never":
+        raise ConfigError(
+            f"--resume never, but {store.run_url} holds a run; give run.name another value, "
+            "or remove the folder"
+        )
+    if old is not None:
+        _check_same(config, old, store.run_url)
+    if resume not in ("auto", "never"):
+        _take_checkpoint(config, resume, fresh=old is None)
+    elif (done := _done(store)) is not None:
+        return done
+    storage.write_bytes(store.url(CONFIG_FILE), config.to_yaml().encode())
+    if store.read_result() is not None:
+        storage.delete(store.url("result.json"))  # it is going on
+    return None
+
+
+def _old_config(store: RunStore) -> RunConfig | None:
+    if not storage.exists(store.url(CONFIG_FILE)):
+        return None
+    return RunConfig.load(store.url(CONFIG_FILE))
+
+
+def _done(store: RunStore) -> Outcome | None:
+    """The outcome of a run that cannot or need not go on."""
+    result = store.read_result()
+    if result is None or (result["status"] != "finished" and result["resumable"]):
+        return None
+    status: Literal["finished", "budget"] = (
+        "finished" if result["status"] == "finished" else "budget"
+    )
+    return Outcome(status, f"was done before: {result['reason']}", resumable=False)
+
+
+def _check_same(config: RunConfig, old: RunConfig, run_url: str) -> None:
+    for key in BOUND:
+        was, now = _value(old, key), _value(config, key)
+        if was != now:
+            raise ConfigError(
+                f"{key} is {json.dumps(now)}, but the run in {run_url} has {json.dumps(was)}; "
+                "write the old value to go on with it, or give run.name another value"
+            )
+
+
+def _value(config: RunConfig, key: str) -> object:
+    section, _, name = key.partition(".")
+    return storage.to_json(getattr(getattr(config, section), name))
+
+
+def _take_checkpoint(config: RunConfig, path: str, *, fresh: bool) -> None:
+    """Make the checkpoint at ``path`` the newest one of this run."""
+    source, manifest = _find_checkpoint(path)
+    own = CheckpointStore(config.run.run_url, keep_checkpoints=10**9)
+    if storage.absolute(source) == own.url(manifest.step):
+        for step in own.steps():  # later ones are given up: the user asked for this one
+            if step > manifest.step:
+                storage.delete(own.url(step, MANIFEST_FILE))
+        return
+    if not fresh:
+        raise ConfigError(
+            f"--resume {path}: {config.run.run_url} holds a run of its own; "
+            "give run.name another value to start from another run's checkpoint"
+        )
+    for file in manifest.files:
+        storage.write_bytes(
+            own.url(manifest.step, file.path),
+            storage.read_bytes(storage.join(source, file.path)),
+        )
+    own.write_manifest(manifest)
+
+
+def _find_checkpoint(path: str) -> tuple[str, CheckpointManifest]:
+    """Folder and manifest of the checkpoint at a path: its own folder, or a run's newest."""
+    for folder in _candidates(path):
+        url = storage.join(folder, MANIFEST_FILE)
+        if storage.exists(url):
+            return folder, storage.read_json(CheckpointManifest, url)
+    raise ConfigError(
+        f"--resume {path}: there is no whole checkpoint (a folder with {MANIFEST_FILE}) and no run "
+        "with one; write auto, never, or the path of a checkpoint folder"
+    )
+
+
+def _candidates(path: str) -> Iterator[str]:
+    root = storage.absolute(path)
+    yield root
+    checkpoints = CheckpointStore(root)
+    for step in reversed(checkpoints.steps()):
+        yield checkpoints.url(step)

@@ -1,0 +1,223 @@
+"""The head: an actor that owns the workers and runs the control loop on one of its threads."""
+
+import logging
+import time
+from importlib.metadata import version
+
+from orchestrator import storage
+from orchestrator.config import RunConfig
+from orchestrator.control.loop import ControlLoop, LoopOptions
+from orchestrator.control.persistence import CheckpointStore, RunStore
+from orchestrator.core.slot import (
+    Candidate,
+    CommittedStep,
+    Outcome,
+    PlanningProblem,
+    RunEvent,
+    SlotJournal,
+    SlotRecord,
+)
+from orchestrator.errors import OrchestratorError
+from orchestrator.planning.assignment import SlotAssignment
+from orchestrator.reports.records import slot_json
+from orchestrator.runtime.backend import Life, RayBackend, send_output
+from orchestrator.runtime.compare import Comparison, entries, measure
+from orchestrator.runtime.news import Comparing, Cursor, HeadNews
+from orchestrator.runtime.setup import Rig, set_up
+from orchestrator.strategies.registry import make_strategy
+from orchestrator.telemetry.metrics import Exporter
+
+logger = logging.getLogger(__name__)
+
+COMPARE_FILE = "compare.json"
+"""What strategies promised and gave in short runs before the first step."""
+
+
+class _StoppedEarlyError(Exception):
+    """Asked to stop while there was nothing to save yet."""
+
+
+class Head:
+    """Behind the actor: ``run`` blocks one thread, ``status`` and ``stop`` come on others."""
+
+    def __init__(self, config: RunConfig, working_dir: str) -> None:
+        send_output(config, "head")
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        self._config = config
+        self._working_dir = working_dir
+        self._store = RunStore(config.run.run_url)
+        self._checkpoints = CheckpointStore(
+            config.run.run_url, keep_checkpoints=config.training.keep_checkpoints
+        )
+        self._phase = "starting"
+        self._steps: list[CommittedStep] = []
+        self._slots: list[SlotRecord] = []
+        self._events: list[RunEvent] = []
+        self._stop_reason: str | None = None
+        self._backend: RayBackend | None = None
+
+    def run(self, comparing: Comparing | None = None) -> Outcome:
+        """Train to the end; every file of the run is written when this returns or raises.
+
+        Raises:
+            OrchestratorError: What ended the run, with its message for the user.
+        """
+        try:
+            outcome = self._run(comparing)
+        except _StoppedEarlyError:
+            return Outcome("stopped", f"{self._stop_reason} before the first step", resumable=True)
+        except OrchestratorError as error:
+            self._write_result(error.status, str(error), resumable=True)
+            raise
+        else:
+            self._write_result(outcome.status, outcome.reason, resumable=outcome.resumable)
+            return outcome
+        finally:
+            if self._backend is not None:
+                self._backend.close()
+
+    def status(self, cursor: Cursor) -> HeadNews:
+        """What happened since ``cursor``; the first one is (0, 0, 0)."""
+        steps, slots, events = (
+            tuple(self._steps[cursor[0] :]),
+            tuple(self._slots[cursor[1] :]),
+            tuple(self._events[cursor[2] :]),
+        )
+        moved = (cursor[0] + len(steps), cursor[1] + len(slots), cursor[2] + len(events))
+        return HeadNews(self._phase, steps, slots, events, moved)
+
+    def stop(self, reason: str) -> None:
+        """Stop at the next step boundary, after a checkpoint; ``run`` returns then."""
+        self._stop_reason = reason
+        if self._backend is not None:
+            self._backend.interrupt()
+
+    def _run(self, comparing: Comparing | None) -> Outcome:
+        state, manifest = self._store.load_state(), self._checkpoints.latest()
+        self._store.rewind_steps(manifest.step if manifest else 0)
+        rig = set_up(self._config, self._working_dir, self._say)
+        life = Life(
+            cluster=rig.cluster,
+            num_steps=rig.num_steps,
+            num_samples=rig.num_samples,
+            num_layers=rig.model.num_layers,
+            truth=rig.truth,
+            restore=manifest,
+            since_s=state.time_s if state else 0.0,
+        )
+        self._backend = backend = RayBackend(
+            self._config, rig.fleet, life, on_step=self._steps.append
+        )
+        if comparing is not None:
+            self._compare(comparing, rig, backend)
+        exporter = Exporter(
+            self._config.metrics.port, self._config.metrics.host, self._config.run.name
+        )
+        loop = ControlLoop(
+            backend=backend,
+            strategy=make_strategy(self._config.control.strategy),
+            assignment=SlotAssignment(self._config.control.plan_deadline_s),
+            options=self._options(rig),
+            cluster=rig.cluster,
+            model=rig.model,
+            state=state,
+            sinks=(self._record, exporter.slot),
+            save=self._store.save_state,
+            book=self._book,
+            stopwatch=time.monotonic,
+            cpu_clock=time.process_time,
+        )
+        self._say("planning")
+        try:
+            while loop.outcome is None and self._stop_reason is None:
+                loop.tick()
+            if loop.outcome is None:
+                loop.end("stopped", str(self._stop_reason))
+        finally:
+            exporter.close()
+        assert loop.outcome is not None, "an ended loop has an outcome"
+        return loop.outcome
+
+    def _options(self, rig: Rig) -> LoopOptions:
+        config = self._config
+        return LoopOptions(
+            training=config.training,
+            budget=config.budget,
+            control=config.control,
+            failure=config.failure,
+            billing_speedup=config.emulation.billing_speedup if rig.truth else 1.0,
+            num_steps=rig.num_steps,
+            num_samples=rig.num_samples,
+            dataset_samples=rig.dataset_samples,
+            seed=config.run.seed,
+        )
+
+    def _compare(self, comparing: Comparing, rig: Rig, backend: RayBackend) -> None:
+        """Measure plans of several strategies on the started workers; once in a run."""
+        url = self._store.url(COMPARE_FILE)
+        if storage.exists(url):
+            return
+        config = self._config
+        speedup = config.emulation.billing_speedup if rig.truth else 1.0
+        problem = PlanningProblem(
+            cluster=rig.cluster,
+            model=rig.model,
+            batch_samples=config.training.global_batch,
+            microbatch_samples=config.training.microbatch,
+            schedules=config.training.schedules,
+            max_team=backend.capabilities.max_team,
+            overlap=False,
+            penalty_weight=1.0,
+            backlog_usd=0.0,
+            budget_usd_per_s=config.budget.average_per_hour_usd / 3600.0 * speedup,
+            incumbent=None,
+            seed=config.run.seed,
+        )
+        self._say(f"comparing {len(comparing.strategies)} strategies with joint")
+        rows: tuple[Comparison, ...] = measure(
+            entries(problem, comparing.strategies, _propose),
+            backend.measure,
+            num_steps=comparing.num_steps,
+            per_hour=3600.0 / speedup,
+        )
+        storage.write_json(url, rows)
+
+    def _say(self, phase: str) -> None:
+        if self._stop_reason is not None:
+            raise _StoppedEarlyError
+        logger.info("%s", phase)
+        self._phase = phase
+
+    def _record(self, record: SlotRecord) -> None:
+        storage.append_line(self._store.url("slots.jsonl"), slot_json(record))
+        self._slots.append(record)
+
+    def _book(self, journal: SlotJournal) -> None:
+        self._store.write_journal(journal)
+        self._events += journal.events
+
+    def _write_result(self, status: str, reason: str, *, resumable: bool) -> None:
+        state, last = self._store.load_state(), self._slots[-1] if self._slots else None
+        billed_h = last.time_s / 3600.0 if last else 0.0
+        self._store.write_result(
+            {
+                "status": status,
+                "reason": reason,
+                "run_dir": self._config.run.run_url,
+                "resumable": resumable,
+                "steps": state.next_step if state else 0,
+                "samples": state.samples_committed if state else 0,
+                "final_loss": self._steps[-1].loss if self._steps else None,
+                "spent_usd": state.spent_usd if state else 0.0,
+                "average_per_hour_usd": last.spent_usd / billed_h if last and billed_h else None,
+                "budget_per_hour_usd": self._config.budget.average_per_hour_usd,
+                "billed_hours": billed_h,
+                "replans": state.num_replans if state else 0,
+                "recoveries": state.num_failures if state else 0,
+                "versions": {name: version(name) for name in ("lyray", "ray", "torch")},
+            }
+        )
+
+
+def _propose(name: str, problem: PlanningProblem) -> tuple[Candidate, ...]:
+    return make_strategy(name).propose(problem, out_of_time=lambda: False)

@@ -1,0 +1,132 @@
+"""What the workers have done so far: whole steps and whole checkpoints; how far they may go."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from orchestrator.core.durable import CheckpointFile
+from orchestrator.core.slot import CommittedStep, StepReport, Usage
+
+
+class Progress:
+    """Gathers what single workers report until all workers of the plan have said the same.
+
+    A step counts once every device of its plan has reported it: what goes to the loop never
+    holds half a step, however the reports of unlike devices arrive.
+    """
+
+    def __init__(self, next_step: int) -> None:
+        self.next_step = next_step
+        self._devices: frozenset[str] = frozenset()
+        self._generation = -1
+        self._reports: dict[int, dict[str, StepReport]] = {}
+        self._whole: list[StepReport] = []
+        self._fresh: list[tuple[StepReport, ...]] = []
+        self._files: dict[int, dict[str, tuple[CheckpointFile, ...]]] = {}
+
+    def expect(self, device_ids: Iterable[str], generation: int) -> None:
+        """From now on the steps of these devices, under this generation, count."""
+        self._devices, self._generation = frozenset(device_ids), generation
+        self._reports.clear()
+        self._files.clear()
+
+    def report(self, report: StepReport) -> None:
+        """Take in one device's report of one step; one of another generation is dropped."""
+        if report.generation == self._generation and report.step >= self.next_step:
+            self._reports.setdefault(report.step, {})[report.device_id] = report
+        while len(found := self._reports.get(self.next_step, {})) == len(self._devices) and found:
+            reports = tuple(found[device_id] for device_id in sorted(found))
+            self._whole += reports
+            self._fresh.append(reports)
+            del self._reports[self.next_step]
+            self.next_step += 1
+
+    def take(self) -> tuple[StepReport, ...]:
+        """Reports of the steps completed since the last call, in order of step and device."""
+        taken, self._whole = tuple(self._whole), []
+        return taken
+
+    def fresh(self) -> tuple[tuple[StepReport, ...], ...]:
+        """Steps completed since the last call, each with its devices' reports."""
+        fresh, self._fresh = tuple(self._fresh), []
+        return fresh
+
+    def part(self, device_id: str, step: int, files: tuple[CheckpointFile, ...]) -> None:
+        """Take in the layers that one device wrote for the checkpoint of ``step``."""
+        self._files.setdefault(step, {})[device_id] = files
+
+    def whole_checkpoints(self) -> tuple[tuple[int, tuple[CheckpointFile, ...]], ...]:
+        """Checkpoints that all devices have written and whose steps are committed; once each."""
+        steps = [
+            step
+            for step, parts in sorted(self._files.items())
+            if step <= self.next_step and len(parts) == len(self._devices)
+        ]
+        return tuple((step, self._joined(self._files.pop(step))) for step in steps)
+
+    @staticmethod
+    def _joined(parts: dict[str, tuple[CheckpointFile, ...]]) -> tuple[CheckpointFile, ...]:
+        return tuple(sorted((f for files in parts.values() for f in files), key=lambda f: f.layer))
+
+
+class Meter:
+    """Which devices are held for the plan, and the stretches of the run's clock they were."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+        self._usage: list[Usage] = []
+
+    @property
+    def held(self) -> frozenset[str]:
+        """Devices held now."""
+        return frozenset(self._since_s)
+
+    def hold(self, device_ids: Iterable[str], now_s: float) -> None:
+        """From ``now_s`` on hold exactly these devices."""
+        wanted = set(device_ids)
+        for device_id in set(self._since_s) - wanted:
+            self.release(device_id, now_s)
+        for device_id in wanted - set(self._since_s):
+            self._since_s[device_id] = now_s
+
+    def release(self, device_id: str, now_s: float) -> None:
+        """One device is no longer held; nothing happens when it was not."""
+        from_s = self._since_s.pop(device_id, None)
+        if from_s is not None and now_s > from_s:
+            self._usage.append(Usage(device_id, from_s, now_s))
+
+    def cut(self, now_s: float) -> tuple[Usage, ...]:
+        """What was held since the last cut; what is still held goes on from ``now_s``."""
+        held = self.held
+        self.hold((), now_s)
+        self.hold(held, now_s)
+        usage, self._usage = tuple(sorted(self._usage, key=lambda u: (u.from_s, u.device_id))), []
+        return usage
+
+
+def committed_step(
+    reports: Sequence[StepReport], batch_samples: int, num_samples: int
+) -> CommittedStep:
+    """A step as all its devices report it; positions of its samples follow from its number."""
+    step = reports[0].step
+    told = next((r for r in reports if r.loss is not None), reports[0])
+    return CommittedStep(
+        step=step,
+        generation=told.generation,
+        first_sample=step * batch_samples,
+        end_sample=min((step + 1) * batch_samples, num_samples),
+        step_s=max(r.step_s for r in reports),
+        ended_s=max(r.ended_s for r in reports),
+        loss=told.loss,
+        grad_norm=told.grad_norm,
+        lr=told.lr,
+        skipped=told.skipped,
+    )
+
+
+def window_steps(slot_s: float, step_s: float) -> int:
+    """Steps that workers may run without hearing from the head: two slots' worth, at least 4.
+
+    Long enough that a kept plan never pauses at the end of a slot, short enough that workers
+    whose head has stopped thinking do not run on.
+    """
+    return max(4, math.ceil(2.0 * slot_s / step_s)) if step_s > 0 else 4

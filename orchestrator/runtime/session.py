@@ -1,0 +1,97 @@
+"""Ray for one run: an embedded one that nobody notices, or the cluster that RAY_ADDRESS names."""
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+from ray.exceptions import AuthenticationError
+
+from orchestrator.errors import ConfigError
+
+OBJECT_STORE_BYTES = 128 * 2**20
+"""Plans, reports and profiles are small; tensors never pass through Ray."""
+
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else every worker warns of a future default
+}
+
+
+@contextmanager
+def ray_session(num_devices: int) -> Iterator[None]:
+    """Be connected to Ray inside the block; what was started is taken down at its end.
+
+    A process that is connected already (a notebook, a test) keeps its connection.
+
+    Args:
+        num_devices: Workers that an embedded Ray should have processes ready for.
+
+    Raises:
+        ConfigError: If the cluster that ``RAY_ADDRESS`` names cannot be joined.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    folder: str | None = None
+    try:
+        if os.environ.get("RAY_ADDRESS"):
+            _attach()
+        else:
+            folder = tempfile.mkdtemp(prefix="lyray-", dir=_short_folder())
+            _embed(folder, num_devices)
+        yield
+    finally:
+        ray.shutdown()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _embed(folder: str, num_devices: int) -> None:
+    ray.init(
+        address="local",
+        num_cpus=num_devices + 1,  # processes started ahead: the workers and the head
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _temp_dir=folder,
+    )
+
+
+def _attach() -> None:
+    """Join a running cluster, with a token if it asks for one.
+
+    Ray's servers demand a token unless told otherwise, while its clients send none unless
+    told so; a token file that lies where Ray looks for it is used without being asked.
+    """
+    address = os.environ["RAY_ADDRESS"]
+    try:
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        except AuthenticationError:
+            if "RAY_AUTH_MODE" in os.environ:
+                raise
+            os.environ["RAY_AUTH_MODE"] = "token"
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    except AuthenticationError as error:
+        raise ConfigError(
+            f"the Ray cluster at RAY_ADDRESS={address} refuses this client: {error}; "
+            "set RAY_AUTH_MODE=token and provide its token (RAY_AUTH_TOKEN or ~/.ray/auth_token)"
+        ) from None
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"cannot join the Ray cluster at RAY_ADDRESS={address}: {error}; "
+            "unset RAY_ADDRESS to start a local one"
+        ) from None
+
+
+def _short_folder() -> str:
+    """Where sockets may lie: their paths must stay within 107 bytes, so never a long TMPDIR."""
+    folder = tempfile.gettempdir()
+    return folder if len(folder) <= 20 else "/tmp"

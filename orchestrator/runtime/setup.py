@@ -1,0 +1,184 @@
+"""From the file to a cluster that can run: devices, workers, measured layers, run-time figures."""
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+
+from orchestrator import storage
+from orchestrator.config import RunConfig
+from orchestrator.control.backend import ClusterOptions
+from orchestrator.control.pools import (
+    auto_time_scale,
+    build_cluster,
+    build_kinds,
+    complete_profile,
+    emulated_profile,
+)
+from orchestrator.core.cluster import ClusterState
+from orchestrator.core.model import (
+    ModelProfile,
+    TrainingOptions,
+    profile_from_json,
+    profile_to_json,
+)
+from orchestrator.errors import ConfigError
+from orchestrator.runtime.backend import connect, load_everywhere, start_fleet
+from orchestrator.runtime.fleet import Fleet, Place
+from orchestrator.runtime.inventory import found_nodes, price_nodes
+from orchestrator.runtime.truth import EmulatedTruth
+
+_ray: Any = ray  # partly typed
+
+PROFILE_FILE = "profile.json"
+"""What was measured, beside the run's other files: a resumed run plans with the same figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    """Workers that are loaded and connected, and what planning knows of them."""
+
+    fleet: Fleet
+    cluster: ClusterState
+    model: ModelProfile
+    truth: EmulatedTruth | None
+    num_steps: int
+    num_samples: int
+    dataset_samples: int
+
+
+def find_devices(config: RunConfig) -> tuple[ClusterOptions, tuple[Place, ...]]:
+    """The offers as they are there, and where each device's worker starts.
+
+    Raises:
+        ConfigError: If the file describes a cluster that nothing can run on, or a found
+            device has no price.
+    """
+    if config.cluster.source == "emulated":
+        here = ray.get_runtime_context().get_node_id()  # one machine: one clock
+        devices = build_cluster(config.cluster).devices
+        return config.cluster, tuple(Place(device.device_id, here) for device in devices)
+    if config.cluster.source == "ray":
+        options, found = price_nodes(found_nodes(_ray.nodes()), config.cluster)
+        return options, tuple(Place(d.device_id, d.ray_node_id, d.num_gpus) for d in found)
+    raise ConfigError(
+        "cluster.source is 'file', which is for lyray plan and lyray simulate; "
+        "write emulated or ray to train"
+    )
+
+
+def set_up(config: RunConfig, working_dir: str, say: Callable[[str], None]) -> Rig:
+    """Start, load, measure and connect the workers.
+
+    Args:
+        config: The whole file.
+        working_dir: Where the user's task is imported from.
+        say: Takes one line on what is being done.
+
+    Raises:
+        OrchestratorError: Whatever keeps the run from starting; started workers stay for the
+            caller's ``Fleet.close``, or die with this process.
+    """
+    options, places = find_devices(config)
+    emulated = config.cluster.source == "emulated"
+    say(f"starting {len(places)} workers")
+    fleet = start_fleet(config, places, num_threads=1 if emulated else _threads(places))
+    fleet.greet(config.failure.timeouts.start_s)
+    say("loading the task")
+    task = load_everywhere(config, fleet, places, working_dir)
+    connect(config, fleet, host="127.0.0.1" if emulated else _ray.util.get_node_ip_address())
+    say("measuring the model")
+    measured = _measured(config, fleet, options)
+    num_samples = _num_samples(config.training, task.dataset_samples)
+    cluster, model = _figures(config, options, measured)
+    truth = EmulatedTruth(
+        cluster=cluster,
+        model=model,
+        training=config.training,
+        events=config.emulation.events,
+        billing_speedup=config.emulation.billing_speedup,
+    )
+    return Rig(
+        fleet=fleet,
+        cluster=cluster,
+        model=model,
+        truth=truth if emulated else None,
+        num_steps=math.ceil(num_samples / config.training.global_batch),
+        num_samples=num_samples,
+        dataset_samples=task.dataset_samples,
+    )
+
+
+def _num_samples(training: TrainingOptions, dataset_samples: int) -> int:
+    """Samples of the whole run; only ``epochs`` can leave a short last step."""
+    if training.steps is not None:
+        return training.steps * training.global_batch
+    assert training.epochs is not None, "one of steps and epochs is given"
+    return training.epochs * dataset_samples
+
+
+def _measured(config: RunConfig, fleet: Fleet, options: ClusterOptions) -> ModelProfile:
+    """The layers' figures: of an earlier life, of the user's file, or measured now.
+
+    Emulated devices are one processor, measured once; of real devices one of each kind.
+    """
+    stored = storage.join(config.run.run_url, PROFILE_FILE)
+    if storage.exists(stored):
+        return profile_from_json(json.loads(storage.read_bytes(stored)))
+    if config.cluster.profile is not None:
+        profile = profile_from_json(json.loads(storage.read_bytes(config.cluster.profile)))
+    else:
+        devices = build_cluster(options).devices
+        if config.cluster.source == "emulated":
+            chosen = {devices[0].device_id: "cpu"}
+        else:
+            chosen = {d.device_id: kind for kind, d in {d.kind: d for d in devices}.items()}
+        answers: dict[str, ModelProfile] = fleet.call(
+            "profile", timeout_s=config.failure.timeouts.start_s, device_ids=tuple(chosen)
+        )
+        parts = [
+            tuple(t.scaled(1.0, kind=kind) for t in answers[device_id].times)
+            for device_id, kind in chosen.items()
+        ]
+        first = answers[next(iter(chosen))]
+        profile = replace(first, times=tuple(t for part in parts for t in part))
+    storage.write_json(stored, profile_to_json(profile))
+    return profile
+
+
+def _figures(
+    config: RunConfig, options: ClusterOptions, measured: ModelProfile
+) -> tuple[ClusterState, ModelProfile]:
+    """Cluster and profile in seconds of the run; emulated ones are stretched here, once."""
+    kinds, training = build_kinds(options), config.training
+    if config.cluster.source != "emulated":
+        model = complete_profile(
+            measured, kinds, training.precision, microbatch=training.microbatch
+        )
+        return build_cluster(options), model
+    scale = config.emulation.time_scale
+    if isinstance(scale, str):
+        scale = auto_time_scale(
+            measured,
+            kinds,
+            Counter(device.kind for device in build_cluster(options).devices),
+            num_cores=len(os.sched_getaffinity(0)),
+            global_batch=training.global_batch,
+            microbatch=training.microbatch,
+        )
+    cluster = build_cluster(
+        options, billing_speedup=config.emulation.billing_speedup, time_scale=scale
+    )
+    model = emulated_profile(measured, kinds, time_scale=scale, precision=training.precision)
+    return cluster, model
+
+
+def _threads(places: tuple[Place, ...]) -> int:
+    """Threads of a worker that shares its node's cores with the node's other workers."""
+    crowd = max(Counter(place.ray_node_id for place in places).values())
+    return max(1, (os.cpu_count() or 1) // crowd)

@@ -1,0 +1,54 @@
+"""Of many workers' errors, the cause: who failed or vanished first, and who only lost contact."""
+
+from collections.abc import Iterable
+
+from orchestrator.control.recovery import LOST_CONTACT
+from orchestrator.core.slot import ClusterEvent, DeviceLost, WorkerFailed
+from orchestrator.runtime.fleet import Loss
+
+
+class Trouble:
+    """What went wrong since the last ``take``.
+
+    One dead worker makes its neighbours fail within a tenth of a second, often before Ray
+    knows of the death: the first report is rarely the cause.
+    """
+
+    def __init__(self) -> None:
+        self._failures: list[WorkerFailed] = []
+        self._losses: list[Loss] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._failures or self._losses)
+
+    def failed(self, failure: WorkerFailed) -> None:
+        """A worker reported an error."""
+        self._failures.append(failure)
+
+    def lost(self, loss: Loss) -> None:
+        """A worker is gone."""
+        self._losses.append(loss)
+
+    def cause_is_known(self, still_running: Iterable[str]) -> bool:
+        """Whether waiting longer can tell nothing new: a loss, an own error, or nobody is left."""
+        return (
+            bool(self._losses)
+            or any(_is_own(failure) for failure in self._failures)
+            or not set(still_running)
+        )
+
+    def take(self, step: int) -> tuple[ClusterEvent, ...]:
+        """The events, causes first: user errors, losses, own errors, lost contacts.
+
+        Args:
+            step: The step under way, to name in the reason of a loss.
+        """
+        failures = sorted(self._failures, key=lambda f: (not f.user_traceback, not _is_own(f)))
+        losses = [DeviceLost(x.device_id, f"{x.reason} (step {step})") for x in self._losses]
+        num_users = sum(1 for failure in failures if failure.user_traceback)
+        self._failures, self._losses = [], []
+        return (*failures[:num_users], *losses, *failures[num_users:])
+
+
+def _is_own(failure: WorkerFailed) -> bool:
+    return bool(failure.user_traceback) or not failure.message.startswith(LOST_CONTACT)

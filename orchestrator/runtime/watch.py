@@ -1,0 +1,135 @@
+"""Workers between two step boundaries: let run, held, heard, and missed when they fall silent."""
+
+import time
+from collections.abc import Sequence
+
+from orchestrator.control.recovery import Timeouts
+from orchestrator.core.slot import ClusterEvent
+from orchestrator.errors import LostWorkerError
+from orchestrator.runtime.fleet import SILENT_S, Fleet, Loss, News
+from orchestrator.runtime.progress import Progress, window_steps
+from orchestrator.runtime.trouble import Trouble
+
+WAKE_S = 0.25
+"""Longest wait inside a slot before stop requests and emulated events are looked at again."""
+
+
+class Watch:
+    """Lets the workers of a plan run in a window of steps and gathers what they say."""
+
+    def __init__(
+        self, fleet: Fleet, timeouts: Timeouts, *, slot_s: float, next_step: int, last_step: int
+    ) -> None:
+        self.progress = Progress(next_step)
+        self.running: set[str] = set()
+        self.holding = False
+        self.step_s = 0.0  # predicted; how many steps a window has follows from it
+        self.last_step = last_step
+        self._fleet = fleet
+        self._timeouts = timeouts
+        self._slot_s = slot_s
+        self._window_end = 0
+        self._trouble = Trouble()
+        self._lost: list[Loss] = []
+
+    @property
+    def finished(self) -> bool:
+        """Whether every step has been done."""
+        return self.progress.next_step >= self.last_step
+
+    @property
+    def reach(self) -> int:
+        """The step before which workers stop if they hear nothing more."""
+        window = window_steps(self._slot_s, self.step_s)
+        return min(self.last_step, self.progress.next_step + window)
+
+    def go(self, device_ids: Sequence[str]) -> None:
+        """Let these workers run on; nothing happens while they do or when nothing is left."""
+        if self.running or self.finished:
+            return
+        self._window_end = self.reach
+        self.holding = False
+        self.running = set(device_ids)
+        self._fleet.tell("run", self._window_end, device_ids=device_ids)
+
+    def hold(self) -> None:
+        """Ask for a stop at the next step boundary."""
+        if not self.holding:
+            self.holding = True
+            self._fleet.tell("hold", device_ids=tuple(self.running))
+
+    def pump(self, timeout_s: float) -> None:
+        """Hear the workers for a while, and move the window's end along while they run."""
+        heard, losses = self._fleet.gather(timeout_s)
+        for device_id, news in heard:
+            self._take(device_id, news)
+        for loss in losses:
+            self._lose(loss)
+        remaining = self._window_end - self.progress.next_step
+        if (
+            self.running
+            and not self.holding
+            and 2 * remaining < self.reach - self.progress.next_step
+        ):
+            self._window_end = self.reach
+            self._fleet.tell("extend", self._window_end, device_ids=tuple(self.running))
+
+    def events(self) -> tuple[ClusterEvent, ...]:
+        """What went wrong, the cause first; waits a while until the cause is known."""
+        self._end_silent(self._timeouts.receive_s)
+        if not self._trouble:
+            return ()
+        deadline_s = time.monotonic() + 2.0 * SILENT_S
+        while not self._trouble.cause_is_known(self.running) and time.monotonic() < deadline_s:
+            self.pump(WAKE_S)
+            self._end_silent(SILENT_S)
+        return self._trouble.take(self.progress.next_step)
+
+    def stand(self) -> tuple[ClusterEvent, ...]:
+        """Wait until every worker stands at the same step boundary; return what went wrong.
+
+        Raises:
+            LostWorkerError: If they do not get there in time.
+        """
+        self.hold()
+        longest_s = self._timeouts.hold_s + 2.0 * self.step_s
+        deadline_s = time.monotonic() + longest_s
+        while self.running:
+            self.pump(WAKE_S)
+            if events := self.events():
+                return events
+            if time.monotonic() > deadline_s:
+                raise LostWorkerError(
+                    f"devices {', '.join(sorted(self.running))} reached no step boundary within "
+                    f"{longest_s:.0f} s; raise failure.timeout_s if steps take so long"
+                )
+        return ()
+
+    def lost(self) -> tuple[Loss, ...]:
+        """Devices lost since the last call."""
+        lost, self._lost = tuple(self._lost), []
+        return lost
+
+    def _take(self, device_id: str, news: News) -> None:
+        for report in news.reports:
+            self.progress.report(report)
+        for step, files in news.parts:
+            self.progress.part(device_id, step, files)
+        if news.failure is not None:
+            self._trouble.failed(news.failure)
+        if news.failure is not None or news.ended_before is not None:
+            self.running.discard(device_id)
+        if news.ended_before is not None and not self.running and not self._trouble:
+            assert news.ended_before == self.progress.next_step, (
+                f"{device_id} stands before step {news.ended_before}, "
+                f"the run before step {self.progress.next_step}"
+            )
+
+    def _lose(self, loss: Loss) -> None:
+        self._trouble.lost(loss)
+        self._lost.append(loss)
+        self.running.discard(loss.device_id)
+
+    def _end_silent(self, longest_s: float) -> None:
+        for loss in self._fleet.kill_silent(longest_s):
+            self._lose(loss)

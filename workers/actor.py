@@ -1,0 +1,169 @@
+"""WorkerActor: the Ray shell around one device's worker; orders come on threads of their own."""
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import cast
+
+import ray
+import torch
+
+from orchestrator.core.durable import CheckpointFile
+from orchestrator.core.model import ModelProfile
+from orchestrator.core.slot import StepReport, WorkerFailed
+from workers.output import send_output_to
+from workers.worker import Assignment, CheckpointPart, RunEnd, TaskInfo, Worker, WorkerSpec
+
+logger = logging.getLogger(__name__)
+
+_Item = StepReport | CheckpointPart | RunEnd | WorkerFailed
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGreeting:
+    """Where a worker's process lives."""
+
+    pid: int
+    ray_node_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNews:
+    """What a worker has to say since it was last asked, in nouns that need no torch."""
+
+    reports: tuple[StepReport, ...] = ()
+    parts: tuple[tuple[int, tuple[CheckpointFile, ...]], ...] = ()
+    failure: WorkerFailed | None = None
+    ended_before: int | None = None
+
+
+class WorkerActor:
+    """One device's process. ``run`` blocks one thread; every other call comes on its own."""
+
+    def __init__(self, device_id: str, log_path: Path | None, num_threads: int) -> None:
+        """Set the process up.
+
+        Args:
+            device_id: The device this process drives.
+            log_path: A file for stdout and stderr of the process; None leaves them with Ray.
+            num_threads: Threads of torch's operations.
+        """
+        self._device_id = device_id
+        self._worker: Worker | None = None
+        self._num_threads = num_threads
+        if log_path is not None:
+            send_output_to(log_path)
+
+    def hello(self) -> WorkerGreeting:
+        """Say where the process lives."""
+        return WorkerGreeting(
+            pid=os.getpid(),
+            ray_node_id=ray.get_runtime_context().get_node_id(),
+            address=ray.util.get_node_ip_address(),
+        )
+
+    def load(self, spec: WorkerSpec) -> TaskInfo:
+        """Import the user's task, build and split the model.
+
+        Raises:
+            UserCodeError: If the user's code raises, with the user's own frames.
+        """
+        torch.set_num_threads(self._num_threads)
+        self._worker = Worker(spec, self._device_id)
+        return self._worker.load()
+
+    def profile(self) -> ModelProfile:
+        """Measure the layers on this device."""
+        return self._loaded().profile()
+
+    def connect(self, host: str, port: int, rank: int, world_size: int) -> None:
+        """Join the process group of all workers, whose store is served at ``host``."""
+        self._loaded().connect(host, port, rank, world_size)
+
+    def install(self, assignment: Assignment, wall_zero_s: float | None) -> None:
+        """Take a place in a plan: process groups, layer state, Program. Collective.
+
+        Args:
+            assignment: The same for all workers.
+            wall_zero_s: Wall time of the run clock's zero; None where all workers share the
+                head's machine, whose monotonic clock the assignment speaks of.
+        """
+        if wall_zero_s is not None:
+            zero_s = time.monotonic() - (time.time() - wall_zero_s)
+            assignment = replace(assignment, clock_zero_s=zero_s)
+        self._loaded().install(assignment)
+
+    def run(self, end_step: int) -> None:
+        """Run steps until held or ``end_step``; what happens goes out through ``poll``."""
+        worker = self._loaded()
+        torch.set_num_threads(self._num_threads)  # counts for the thread that calls it
+        try:
+            worker.extend(end_step)
+            end = worker.run()
+            if end.reason != "failed":  # a failure is in the outbox already
+                _outbox(worker).put(end)
+        except Exception as error:
+            logger.exception("device %s", self._device_id)
+            message = f"{type(error).__name__}: {error}"
+            worker.outbox.put(WorkerFailed(self._device_id, -1, message))
+
+    def poll(self, linger_s: float) -> WorkerNews:
+        """Return what has happened: after ``linger_s``, or at once when it is no step's report."""
+        if self._worker is None:
+            time.sleep(linger_s)
+            return WorkerNews()
+        outbox, deadline_s = _outbox(self._worker), time.monotonic() + linger_s
+        items: list[_Item] = []
+        while True:
+            try:
+                items.append(outbox.get(timeout=max(0.0, deadline_s - time.monotonic())))
+            except Empty:
+                return _sorted_news(items)
+            if not isinstance(items[-1], StepReport):
+                deadline_s = 0.0
+
+    def extend(self, end_step: int) -> None:
+        """Let the run go on to ``end_step`` without a pause."""
+        self._loaded().extend(end_step)
+
+    def hold(self) -> None:
+        """Ask for a stop at the next step boundary that all workers agree on."""
+        self._loaded().hold()
+
+    def save(self, step: int) -> CheckpointPart:
+        """Write the layers this worker owns first; only while it stands at a step boundary."""
+        return self._loaded().save(step)
+
+    def close(self) -> None:
+        """Destroy process groups and sockets. Safe at any time, twice is fine."""
+        if self._worker is not None:
+            self._worker.close()
+
+    def _loaded(self) -> Worker:
+        assert self._worker is not None, "load comes first"
+        return self._worker
+
+
+def _outbox(worker: Worker) -> "SimpleQueue[_Item]":
+    # The end of a run travels behind its last report, in the same queue.
+    return cast("SimpleQueue[_Item]", worker.outbox)
+
+
+def _sorted_news(items: Sequence[_Item]) -> WorkerNews:
+    news = WorkerNews()
+    for item in items:
+        match item:
+            case StepReport():
+                news = replace(news, reports=(*news.reports, item))
+            case WorkerFailed():
+                news = replace(news, failure=news.failure or item)
+            case CheckpointPart():
+                news = replace(news, parts=(*news.parts, (item.step, item.files)))
+            case RunEnd():
+                news = replace(news, ended_before=item.next_step)
+    return news

@@ -1,0 +1,160 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import storage
+from orchestrator.control.persistence import CheckpointStore, RunStore
+from orchestrator.core.durable import (
+    CheckpointFile,
+    CheckpointManifest,
+    ControlState,
+    Hold,
+    LedgerEntry,
+)
+from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal
+from tests.unit.builders import make_device, make_group, make_plan
+
+PLAN = make_plan(make_group([make_device("a-0"), make_device("b-0")], [0, 2, 4], [2, 2, 1]))
+STATE = ControlState(
+    slot=3,
+    generation=1,
+    plan=PLAN,
+    time_s=180.0,
+    backlog_usd=0.25,
+    penalty_weight=1e-4,
+    best_ratio_samples_per_usd=1e4,
+    spent_usd=0.5,
+    num_ledger_entries=1,
+    next_step=40,
+    samples_committed=200,
+    checkpoint_step=None,
+    slowdowns=(("a-0", 2.5),),
+    holds=(Hold("a-0", 180.0, 181.0),),
+)
+ENTRY = LedgerEntry(0.0, 60.0, "a-0", "a", 30.0, 0.5)
+
+
+def manifest(step: int, num_layers: int = 2) -> CheckpointManifest:
+    files = tuple(CheckpointFile(x, f"layer-{x:03d}.safetensors", 1, "0") for x in range(2))
+    return CheckpointManifest(
+        step=step, generation=1, files=files, num_layers=num_layers, samples_committed=8, seed=0
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore(str(tmp_path / "run"))
+
+
+def test_a_control_state_comes_back_as_it_was_saved(store: RunStore) -> None:
+    store.write_journal(SlotJournal(ledger=(ENTRY,)))
+    store.save_state(STATE)
+    assert store.load_state() == STATE
+
+
+def test_a_run_that_never_saved_has_no_state(store: RunStore) -> None:
+    assert store.load_state() is None
+
+
+def test_dollars_booked_after_the_state_was_saved_are_not_forgotten(store: RunStore) -> None:
+    store.write_journal(SlotJournal(ledger=(ENTRY,)))
+    store.save_state(STATE)
+    store.write_journal(SlotJournal(ledger=(replace(ENTRY, usd=0.125, egress_usd=0.125),)))
+    state = store.load_state()
+    assert state is not None
+    assert (state.spent_usd, state.backlog_usd, state.num_ledger_entries) == (0.75, 0.5, 2)
+
+
+def test_a_ledger_that_lost_lines_is_refused(store: RunStore) -> None:
+    store.save_state(STATE)
+    with pytest.raises(ValueError, match="has 0 lines, but the run had written 1"):
+        store.load_state()
+
+
+def test_a_line_of_steps_has_the_documented_keys(store: RunStore) -> None:
+    store.write_journal(
+        SlotJournal(steps=(CommittedStep(7, 2, 35, 40, 0.5, 3.5, 1.25, 0.7, 1e-3),))
+    )
+    assert store.read("steps") == (
+        {
+            "step": 7, "loss": 1.25, "grad_norm": 0.7, "lr": 1e-3, "samples": 5, "step_s": 0.5,
+            "generation": 2, "first_sample": 35, "end_sample": 40,
+        },
+    )  # fmt: skip
+
+
+def test_a_loss_that_is_not_finite_is_null_in_the_file(store: RunStore) -> None:
+    store.write_journal(SlotJournal(steps=(CommittedStep(0, 1, 0, 5, 0.5, 0.5, float("nan")),)))
+    assert store.read("steps")[0]["loss"] is None
+
+
+def test_journals_append_and_never_rewrite(store: RunStore) -> None:
+    store.write_journal(SlotJournal(ledger=(ENTRY,)))
+    before = storage.read_bytes(store.url("ledger.jsonl"))
+    event = RunEvent(60.0, 1, "replan", "reassign: faster", duration_s=0.1)
+    store.write_journal(SlotJournal(ledger=(replace(ENTRY, from_s=60.0),), events=(event,)))
+    assert storage.read_bytes(store.url("ledger.jsonl")).startswith(before)
+    assert store.read("events")[0]["kind"] == "replan"
+
+
+def test_steps_undone_by_a_restored_checkpoint_leave_the_file(store: RunStore) -> None:
+    steps = tuple(CommittedStep(k, 1, 5 * k, 5 * k + 5, 0.5, k + 1.0) for k in range(6))
+    store.write_journal(SlotJournal(steps=steps))
+    store.rewind_steps(4)
+    store.write_journal(SlotJournal(steps=(replace(steps[4], generation=2),)))
+    rows = store.read("steps")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["first_sample"] for row in rows][1:] == [row["end_sample"] for row in rows][:-1]
+
+
+def test_a_result_comes_back(store: RunStore) -> None:
+    assert store.read_result() is None
+    store.write_result({"status": "finished", "spent_usd": 1.5})
+    assert store.read_result() == {"status": "finished", "spent_usd": 1.5}
+
+
+def test_a_checkpoint_exists_once_its_manifest_does(tmp_path: Path) -> None:
+    checkpoints = CheckpointStore(str(tmp_path))
+    storage.write_bytes(checkpoints.url(100, "layer-000.safetensors"), b"x")
+    assert checkpoints.latest() is None
+    checkpoints.write_manifest(manifest(100))
+    assert checkpoints.latest() == manifest(100)
+    assert (tmp_path / "checkpoints" / "step-000100" / "manifest.json").exists()
+
+
+def test_a_checkpoint_without_all_layers_is_refused(tmp_path: Path) -> None:
+    checkpoints = CheckpointStore(str(tmp_path))
+    with pytest.raises(ValueError, match=r"step 100 lacks the layers \[2\]"):
+        checkpoints.write_manifest(manifest(100, num_layers=3))
+    assert checkpoints.latest() is None
+
+
+def test_the_oldest_checkpoints_go_after_the_new_one_is_whole(tmp_path: Path) -> None:
+    """ray-project/ray#6226: never delete before the commit."""
+    checkpoints = CheckpointStore(str(tmp_path), keep_checkpoints=2)
+    for step in (100, 200):
+        checkpoints.write_manifest(manifest(step))
+    storage.write_bytes(checkpoints.url(300, "layer-000.safetensors"), b"x")
+    checkpoints.prune()
+    assert checkpoints.steps() == (100, 200)
+    assert storage.exists(checkpoints.url(300))
+    checkpoints.write_manifest(manifest(300))
+    assert checkpoints.steps() == (200, 300)
+    assert not storage.exists(checkpoints.url(100))
+
+
+def test_a_checkpoint_that_was_cut_short_is_cleared_once_a_later_one_is_whole(
+    tmp_path: Path,
+) -> None:
+    checkpoints = CheckpointStore(str(tmp_path))
+    storage.write_bytes(checkpoints.url(50, "layer-000.safetensors"), b"x")
+    checkpoints.write_manifest(manifest(100))
+    assert not storage.exists(checkpoints.url(50))
+
+
+def test_the_state_is_readable_json(store: RunStore) -> None:
+    store.save_state(STATE)
+    data = json.loads(storage.read_bytes(store.url("control.json")))
+    assert data["plan"]["groups"][0]["microbatches"] == [2, 2, 1]

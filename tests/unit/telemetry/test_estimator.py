@@ -1,0 +1,229 @@
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from orchestrator.core.cluster import ClusterState, Offer
+from orchestrator.core.plan import Plan
+from orchestrator.core.slot import (
+    IDLE_ESTIMATE,
+    Observation,
+    StepEstimate,
+    StepReport,
+)
+from orchestrator.telemetry.estimator import Estimator
+from tests.unit.builders import make_cluster, make_device, make_group, make_plan
+
+DEVICES = [make_device(f"gpu-{i}") for i in range(2)]
+PLAN = make_plan(make_group(DEVICES, [0, 2, 4], [4]))
+BASE_S = {"gpu-0": 0.5, "gpu-1": 0.8}
+
+
+def predicted(cluster: ClusterState) -> StepEstimate:
+    """What the model says of PLAN in this state: a device at its slow-down."""
+    compute = tuple((d, BASE_S[d] * cluster.device(d).slowdown) for d in BASE_S)
+    return replace(IDLE_ESTIMATE, step_s=2.0, compute_s=compute)
+
+
+def report(device_id: str, step: int, compute_s: float, *, generation: int = 1) -> StepReport:
+    return StepReport(
+        generation=generation,
+        step=step,
+        device_id=device_id,
+        group_index=0,
+        num_samples=4,
+        started_s=2.0 * step,
+        ended_s=2.0 * step + 2,
+        step_s=2.0,
+        compute_s=compute_s,
+    )
+
+
+def observe(
+    now_s: float,
+    reports: Iterable[StepReport] = (),
+    *,
+    cluster: ClusterState | None = None,
+    offers: Sequence[Offer] | None = None,
+) -> Observation:
+    cluster = cluster or make_cluster(DEVICES)
+    return Observation(
+        now_s=now_s,
+        usage=(),
+        reports=tuple(reports),
+        events=(),
+        offers=tuple(cluster.offers if offers is None else offers),
+        next_step=0,
+        devices=cluster.devices,
+    )
+
+
+def slot(
+    estimator: Estimator, ratios: dict[str, Sequence[float]], *, index: int = 1, plan: Plan = PLAN
+) -> ClusterState:
+    """Let the estimator see a slot in which each device's steps took these multiples of BASE_S."""
+    reports = [
+        report(device_id, 100 * index + k, BASE_S[device_id] * ratio)
+        for device_id, mine in ratios.items()
+        for k, ratio in enumerate(mine)
+    ]
+    return estimator.update(observe(60.0 * index, reports), predicted(estimator.cluster), plan)
+
+
+def test_a_device_that_runs_as_predicted_has_slowdown_one_exactly() -> None:
+    state = slot(Estimator(make_cluster(DEVICES)), {"gpu-0": [1 + 1e-9] * 30, "gpu-1": [1.0] * 30})
+    assert [d.slowdown for d in state.devices] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("num_healthy", [0, 10, 27])
+def test_a_slow_down_is_in_the_state_at_the_end_of_the_slot_that_shows_it(
+    num_healthy: int,
+) -> None:
+    estimator = Estimator(make_cluster(DEVICES))
+    slot(estimator, {"gpu-0": [1.0] * 30, "gpu-1": [1.0] * 30})
+    shown = [1.0] * num_healthy + [2.5] * (30 - num_healthy)
+    state = slot(estimator, {"gpu-0": shown, "gpu-1": [1.0] * 30}, index=2)
+    assert state.device("gpu-0").slowdown == pytest.approx(2.5)
+    assert state.device("gpu-1").slowdown == 1.0
+    assert estimator.stragglers == ("gpu-0",)
+
+
+def test_a_device_is_compared_with_itself_and_never_with_its_peers() -> None:
+    """NVRx's relative score would flag every slow kind for ever: gpu-1 computes longer here."""
+    estimator = Estimator(make_cluster(DEVICES))
+    for index in range(1, 5):
+        slot(estimator, {"gpu-0": [1.0] * 9, "gpu-1": [1.0] * 9}, index=index)
+    assert estimator.stragglers == ()
+
+
+def test_waiting_for_a_straggler_does_not_make_its_peers_slow() -> None:
+    """traceml#252: only local compute counts, whatever the step took."""
+    estimator = Estimator(make_cluster(DEVICES))
+    reports = [
+        replace(report(d, k, BASE_S[d] * (2.5 if d == "gpu-0" else 1.0)), step_s=9.0, receive_s=7.0)
+        for d in BASE_S
+        for k in range(20)
+    ]
+    estimator.update(observe(60.0, reports), predicted(estimator.cluster), PLAN)
+    assert estimator.stragglers == ("gpu-0",)
+
+
+def test_one_odd_step_changes_nothing() -> None:
+    estimator = Estimator(make_cluster(DEVICES))
+    state = slot(estimator, {"gpu-0": [*[1.0] * 14, 6.0, *[1.0] * 15], "gpu-1": [1.0] * 30})
+    assert state.device("gpu-0").slowdown == 1.0
+    assert estimator.stragglers == ()
+
+
+def test_a_straggler_that_recovers_is_believed_in_the_same_slot() -> None:
+    estimator = Estimator(make_cluster(DEVICES))
+    slot(estimator, {"gpu-0": [2.5] * 30})
+    state = slot(estimator, {"gpu-0": [1.0] * 30}, index=2)
+    assert state.device("gpu-0").slowdown == pytest.approx(1.0, abs=1e-9)
+    assert estimator.stragglers == ()
+
+
+def test_a_straggler_is_lasting_after_so_many_slots() -> None:
+    estimator = Estimator(make_cluster(DEVICES), confirm_slots=2)
+    slot(estimator, {"gpu-0": [2.5] * 30})
+    assert estimator.lasting_stragglers == ()
+    slot(estimator, {"gpu-0": [2.5] * 30}, index=2)
+    assert estimator.lasting_stragglers == ("gpu-0",)
+
+
+def test_slow_drift_is_followed_with_a_half_life_of_two_to_three_slots() -> None:
+    estimator = Estimator(make_cluster(DEVICES))
+    slot(estimator, {"gpu-0": [1.0] * 20})
+    for index in range(2, 12):
+        state = slot(estimator, {"gpu-0": [1.02] * 3}, index=index)
+    assert 1.015 < state.device("gpu-0").slowdown < 1.0201
+
+
+def test_noise_of_five_percent_raises_no_alarm() -> None:
+    """Under 19,000 steps a side; a false alarm would show as a jump of the state."""
+    rng = np.random.default_rng(7)
+    estimator = Estimator(make_cluster(DEVICES))
+    worst = 0.0
+    for index in range(1, 200):
+        ratios = np.exp(rng.normal(0.0, 0.05, 30)).tolist()
+        state = slot(estimator, {"gpu-0": ratios}, index=index)
+        if index > 1:
+            worst = max(worst, abs(np.log(state.device("gpu-0").slowdown)))
+    assert worst < 0.06
+    assert estimator.stragglers == ()
+
+
+def test_a_profile_that_is_off_for_a_whole_kind_names_no_straggler() -> None:
+    devices = [make_device(f"gpu-{i}") for i in range(3)]
+    plan = make_plan(*(make_group([d], [0, 4], [4]) for d in devices))
+    estimator = Estimator(make_cluster(devices))
+    compute = tuple((d.device_id, 1.0) for d in devices)
+    reports = [
+        replace(report(d.device_id, k, 1.4), group_index=g)
+        for g, d in enumerate(devices)
+        for k in range(10)
+    ]
+    observation = observe(60.0, reports, cluster=make_cluster(devices))
+    state = estimator.update(observation, replace(IDLE_ESTIMATE, compute_s=compute), plan)
+    assert [d.slowdown for d in state.devices] == [pytest.approx(1.4)] * 3
+    assert estimator.stragglers == ()
+
+
+def test_short_steps_and_other_generations_are_no_evidence() -> None:
+    estimator = Estimator(make_cluster(DEVICES))
+    reports = [replace(report("gpu-0", k, 0.1), num_samples=1) for k in range(5)]
+    reports += [report("gpu-0", k, 5.0, generation=0) for k in range(5, 10)]
+    state = estimator.update(observe(60.0, reports), predicted(estimator.cluster), PLAN)
+    assert state.device("gpu-0").slowdown == 1.0
+
+
+def test_departed_devices_leave_the_state_and_the_stragglers() -> None:
+    estimator = Estimator(make_cluster(DEVICES))
+    slot(estimator, {"gpu-0": [2.5] * 30})
+    rest = make_cluster(DEVICES[1:])
+    state = estimator.update(observe(120.0, cluster=rest), IDLE_ESTIMATE, PLAN)
+    assert [d.device_id for d in state.devices] == ["gpu-1"]
+    assert estimator.stragglers == ()
+
+
+def test_a_new_price_is_in_force_at_once() -> None:
+    estimator = Estimator(make_cluster(DEVICES))
+    offer = replace(make_cluster(DEVICES).offers[0], price_usd_per_s=2.5e-3)
+    state = estimator.update(observe(60.0, offers=[offer]), IDLE_ESTIMATE, PLAN)
+    assert state.offer("gpu").price_usd_per_s == 2.5e-3
+    assert estimator.doubtful_pools == frozenset()
+
+
+@pytest.mark.parametrize("factor", [6.0, 1 / 6])
+def test_a_price_that_jumps_more_than_fivefold_is_believed_at_the_third_reading(
+    factor: float,
+) -> None:
+    estimator = Estimator(make_cluster(DEVICES))
+    offer = replace(make_cluster(DEVICES).offers[0], price_usd_per_s=factor * 1e-3)
+    seen = []
+    for index in range(1, 4):
+        state = estimator.update(observe(60.0 * index, offers=[offer]), IDLE_ESTIMATE, PLAN)
+        seen.append(state.offer("gpu").price_usd_per_s)
+        if index < 3:
+            assert estimator.doubtful_pools == {"gpu"}
+            assert estimator.price_age_s == (("gpu", 60.0 * index),)
+    assert seen == [1e-3, 1e-3, factor * 1e-3]
+    assert estimator.doubtful_pools == frozenset()
+
+
+def test_readings_that_disagree_confirm_nothing() -> None:
+    estimator = Estimator(make_cluster(DEVICES))
+    known = make_cluster(DEVICES).offers[0]
+    for index, factor in enumerate((6.0, 60.0, 6.0, 60.0), start=1):
+        offer = replace(known, price_usd_per_s=factor * 1e-3)
+        state = estimator.update(observe(60.0 * index, offers=[offer]), IDLE_ESTIMATE, PLAN)
+    assert state.offer("gpu").price_usd_per_s == 1e-3
+
+
+def test_a_missing_price_is_held_and_ages() -> None:
+    estimator = Estimator(make_cluster(DEVICES))
+    state = estimator.update(observe(60.0, offers=[]), IDLE_ESTIMATE, PLAN)
+    assert state.offer("gpu").price_usd_per_s == 1e-3
+    assert estimator.price_age_s == (("gpu", 60.0),)
+    assert estimator.doubtful_pools == {"gpu"}

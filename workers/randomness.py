@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
+from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -45,7 +47,7 @@ class _PerSample:
     def __init__(self, seed: int, step: int, sample_indices: Sequence[int], layer: int) -> None:
         self._keys = [struct.pack("<4q", seed, step, index, layer) for index in sample_indices]
         self._layer = layer
-        self._num_draws = 0
+        self.num_draws = 0
         self._generator = torch.Generator()
 
     def fill(self, like: Tensor, operation: Callable[..., Any], *args: Any) -> Tensor:
@@ -64,11 +66,11 @@ class _PerSample:
         # Drawn on the CPU whatever the device: unlike devices must agree.
         drawn = torch.empty(like.shape, dtype=like.dtype)
         for key, part in zip(self._keys, drawn.chunk(num_samples), strict=True):
-            digest = blake2b(key + struct.pack("<q", self._num_draws), digest_size=8).digest()
+            digest = blake2b(key + struct.pack("<q", self.num_draws), digest_size=8).digest()
             # torch takes seeds below 2^63
             self._generator.manual_seed(int.from_bytes(digest, "little") >> 1)
             operation(part, *args, generator=self._generator)
-        self._num_draws += 1
+        self.num_draws += 1
         return drawn.to(like.device)
 
 
@@ -115,34 +117,77 @@ class _Watch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func not in _MAY_DRAW:
+        if func not in _MAY_DRAW or _draws_nothing(func, args, kwargs or {}):
             return func(*args, **(kwargs or {}))
         # The fused attention kernels draw inside, where nobody can look.
         with self._draws, sdpa_kernel(SDPBackend.MATH):
             return func(*args, **(kwargs or {}))
 
 
+def _draws_nothing(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Attention without dropout, which most models have, keeps its fused kernel."""
+    if func is not functional.scaled_dot_product_attention:
+        return False
+    dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+    return not dropout
+
+
+# Modules whose first run drew nothing: they are spared the watch, which costs 1 us an operation.
+_quiet: WeakSet[nn.Module] = WeakSet()
+
+
+def _may_change(module: nn.Module) -> bool:
+    """Whether it holds parts that draw or not as the user pleases (a scheduled rate, say)."""
+    return any(isinstance(m, _DropoutNd | nn.MultiheadAttention) for m in module.modules())
+
+
+def _global_states() -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
 @contextmanager
 def sample_randomness(
-    seed: int, step: int, sample_indices: Sequence[int], layer: int
+    seed: int,
+    step: int,
+    sample_indices: Sequence[int],
+    layer: int,
+    module: nn.Module | None = None,
 ) -> Iterator[None]:
     """Draw what ``layer`` draws at random (dropout, noise) per sample while inside.
 
     Each number is a function of (seed, step, position of the sample in the run, layer, draw):
-    the same in every plan, microbatch and repetition. ``sample_indices`` are the positions of
-    the samples, in the order of the first dimension. A generator that the user passes is left
-    alone.
+    the same in every plan, microbatch and repetition. A generator that the user passes is left
+    alone. Not covered: activation checkpointing inside a layer, whose second forward runs in
+    backward, outside.
+
+    Args:
+        seed: Of the run.
+        step: Of the run.
+        sample_indices: Positions of the samples, in the order of the first dimension.
+        layer: Its index in the model.
+        module: The layer itself; given, one that draws nothing costs nothing from its second
+            run on.
 
     Raises:
         ValueError: If something was drawn that cannot be told apart by sample.
 
     Source: docs/model.md, section 8 (exact gradients).
     """
-    before = torch.get_rng_state()
-    with _Watch(_PerSample(seed, step, sample_indices, layer)):
+    before = _global_states()
+    if module is not None and module in _quiet:
         yield
-    if not torch.equal(before, torch.get_rng_state()):
+    else:
+        samples = _PerSample(seed, step, sample_indices, layer)
+        with _Watch(samples):
+            yield
+        if module is not None and not samples.num_draws and not _may_change(module):
+            _quiet.add(module)
+    if not all(torch.equal(b, a) for b, a in zip(before, _global_states(), strict=False)):
         raise ValueError(
             f"layer {layer} draws from torch's global generator in a way that depends on the plan; "
-            "use torch.nn.functional.dropout, torch.rand_like, torch.randn_like or Tensor.uniform_"
+            "use nn.Dropout, or in every step torch.nn.functional.dropout, torch.rand_like, "
+            "torch.randn_like or Tensor.uniform_"
         )

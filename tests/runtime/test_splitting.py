@@ -232,3 +232,35 @@ def test_draws_that_cannot_be_told_apart_by_sample_are_refused() -> None:
         sample_randomness(0, 0, [0, 1], 4),
     ):
         torch.randperm(2)
+
+
+class DrawsLater(nn.Module):
+    rate = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(x, self.rate) if self.rate else x
+
+
+def test_a_module_known_to_draw_nothing_is_caught_when_it_starts_to() -> None:
+    module, x = DrawsLater(), torch.ones(2, 3)
+    with sample_randomness(0, 0, [0, 1], 5, module):
+        module(x)
+    module.rate = 0.5
+    with (
+        pytest.raises(ValueError, match="layer 5 draws from torch's global generator"),
+        sample_randomness(0, 1, [0, 1], 5, module),
+    ):
+        module(x)
+
+
+def test_a_dropout_module_may_change_its_rate_at_any_step() -> None:
+    module, x = nn.Dropout(0.0), torch.ones(2, 30)
+    with sample_randomness(0, 0, [0, 1], 5, module):
+        assert torch.equal(module(x), x)
+    module.p = 0.5
+    with sample_randomness(0, 1, [0, 1], 5, module):
+        whole = module(x)
+    with sample_randomness(0, 1, [1], 5, module):
+        part = module(x[1:])
+    assert torch.equal(whole[1:], part)
+    assert not torch.equal(whole, x)

@@ -17,6 +17,7 @@ from orchestrator.control.recovery import LOST_CONTACT
 from orchestrator.core.durable import CheckpointFile
 from orchestrator.core.slot import StepReport, WorkerFailed
 from orchestrator.errors import LostWorkerError, OrchestratorError
+from orchestrator.runtime.trouble import Loss
 
 logger = logging.getLogger(__name__)
 
@@ -68,14 +69,6 @@ class Place:
     device_id: str
     ray_node_id: str | None = None
     num_gpus: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A worker whose process is gone, or was ended because it no longer answered."""
-
-    device_id: str
-    reason: str
 
 
 @dataclass(slots=True)
@@ -157,23 +150,23 @@ class Fleet:
             for d in asked
         }
         answers: dict[str, Any] = {}
-        errors: list[OrchestratorError] = []
+        errors: list[tuple[int, OrchestratorError]] = []  # with the distance from the cause
         deadline_s = time.monotonic() + timeout_s
         while pending:
             ready, _ = ray.wait(list(pending), timeout=max(0.0, deadline_s - time.monotonic()))
             if not ready:
-                errors.append(self._no_answer(pending.values(), method, timeout_s))
+                errors.append((3, _no_answer(pending.values(), method, timeout_s)))
                 break
             for ref in ready:
                 device_id = pending.pop(ref)
                 try:
-                    answers[device_id] = self._result(ref, device_id, method)
-                except OrchestratorError as error:
+                    answers[device_id] = ray.get(ref)
+                except (RayTaskError, RayActorError) as error:
                     # The others may know more: the cause is rarely the first to be told.
-                    errors.append(error)
+                    errors.append(self._explain(error, device_id, method))
                     deadline_s = min(deadline_s, time.monotonic() + SILENT_S)
         if errors:
-            raise min(errors, key=_distance_from_cause)
+            raise min(errors, key=lambda found: found[0])[1]
         return answers
 
     def tell(
@@ -259,29 +252,22 @@ class Fleet:
             ray.kill(member.actor)
             member.lost = "closed"
 
-    @staticmethod
-    def _no_answer(device_ids: Iterable[str], method: str, timeout_s: float) -> LostWorkerError:
-        names = sorted(device_ids)
-        return LostWorkerError(
-            f"device{'s' * (len(names) > 1)} {', '.join(names)} did not answer {method!r} within "
-            f"{timeout_s:.0f} s; raise failure.timeout_s if the machine is only slow"
-        )
-
-    def _result(self, ref: Any, device_id: str, method: str) -> Any:
-        try:
-            return ray.get(ref)
-        except RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, OrchestratorError):
-                raise cause from None
-            raise LostWorkerError(
-                f"device {device_id} failed in {method!r}: {type(cause).__name__}: {cause}"
-            ) from None
-        except RayActorError:
+    def _explain(
+        self, error: RayTaskError | RayActorError, device_id: str, method: str
+    ) -> tuple[int, OrchestratorError]:
+        """What one worker's error means, and how far from the cause of many it likely is."""
+        if isinstance(error, RayActorError):
             self._members[device_id].lost = "its process was killed"
-            raise LostWorkerError(
+            return 1, LostWorkerError(
                 f"device {device_id} was lost: its process was killed during {method!r}"
-            ) from None
+            )
+        cause = error.cause
+        if isinstance(cause, OrchestratorError):
+            return 0, cause
+        text = f"{type(cause).__name__}: {cause}"
+        return (3 if LOST_CONTACT in text else 2), LostWorkerError(
+            f"device {device_id} failed in {method!r}: {text}"
+        )
 
 
 def _where(ray_node_id: str | None) -> dict[str, Any]:
@@ -290,14 +276,12 @@ def _where(ray_node_id: str | None) -> dict[str, Any]:
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(ray_node_id, soft=False)}
 
 
-def _distance_from_cause(error: OrchestratorError) -> int:
-    """0 for an error of the user's, 3 for a worker that only noticed another's end."""
-    if not isinstance(error, LostWorkerError):
-        return 0
-    text = str(error)
-    if "was killed" in text:
-        return 1
-    return 3 if LOST_CONTACT in text or "did not answer" in text else 2
+def _no_answer(device_ids: Iterable[str], method: str, timeout_s: float) -> LostWorkerError:
+    names = sorted(device_ids)
+    return LostWorkerError(
+        f"device{'s' * (len(names) > 1)} {', '.join(names)} did not answer {method!r} within "
+        f"{timeout_s:.0f} s; raise failure.timeout_s if the machine is only slow"
+    )
 
 
 def _kill_process(pid: int) -> None:

@@ -1,10 +1,18 @@
 """Of many workers' errors, the cause: who failed or vanished first, and who only lost contact."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from orchestrator.control.recovery import LOST_CONTACT
 from orchestrator.core.slot import ClusterEvent, DeviceLost, WorkerFailed
-from orchestrator.runtime.fleet import Loss
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A worker whose process is gone, or was ended because it no longer answered."""
+
+    device_id: str
+    reason: str
 
 
 class Trouble:

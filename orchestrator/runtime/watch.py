@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from orchestrator.control.recovery import Timeouts
 from orchestrator.core.slot import ClusterEvent
 from orchestrator.errors import LostWorkerError
-from orchestrator.runtime.fleet import SILENT_S, Fleet, Loss, News
+from orchestrator.runtime.fleet import SILENT_S, Fleet, News
 from orchestrator.runtime.progress import Progress, window_steps
-from orchestrator.runtime.trouble import Trouble
+from orchestrator.runtime.trouble import Loss, Trouble
 
 WAKE_S = 0.25
 """Longest wait inside a slot before stop requests and emulated events are looked at again."""

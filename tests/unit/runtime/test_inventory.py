@@ -1,0 +1,137 @@
+"""Ray nodes become priced devices."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from orchestrator.control.backend import ClusterOptions, OfferOptions
+from orchestrator.errors import ConfigError
+from orchestrator.runtime.inventory import found_nodes, price_nodes
+
+
+def ray_node(
+    name: str,
+    *,
+    labels: Mapping[str, str] | None = None,
+    resources: Mapping[str, float] | None = None,
+    alive: bool = True,
+) -> dict[str, object]:
+    """A dictionary as ``ray.nodes()`` returns it, as far as we read it."""
+    return {
+        "NodeID": f"id-{name}",
+        "NodeName": name,
+        "Alive": alive,
+        "Labels": {"ray.io/node-id": f"id-{name}", **(labels or {})},
+        "Resources": {"CPU": 8.0, "node:10.0.0.1": 1.0, **(resources or {})},
+    }
+
+
+def offers(*pools: tuple[str, str]) -> ClusterOptions:
+    return ClusterOptions(
+        source="ray",
+        offers=tuple(OfferOptions(pool=p, kind=k, price_per_hour=1.0, zone="zz") for p, k in pools),
+    )
+
+
+def test_a_node_without_devices_is_passed_over() -> None:
+    nodes = [ray_node("head"), ray_node("gone", labels={"lyray.kind": "t4"}, alive=False)]
+    assert found_nodes(nodes) == ()
+
+
+def test_gpus_are_devices_of_the_kind_that_ray_reports() -> None:
+    (node,) = found_nodes([ray_node("a", resources={"GPU": 4.0, "accelerator_type:V100": 1.0})])
+    assert (node.kind, node.pool, node.num_devices, node.num_gpus) == ("v100-16", None, 4, 4)
+
+
+def test_the_longer_accelerator_type_says_more() -> None:
+    resources = {"GPU": 1.0, "accelerator_type:A100": 1.0, "accelerator_type:A100-80G": 1.0}
+    (node,) = found_nodes([ray_node("a", resources=resources)])
+    assert node.kind == "a100-80"
+
+
+def test_a_label_wins_over_the_accelerator_type() -> None:
+    resources = {"GPU": 2.0, "accelerator_type:T4": 1.0}
+    (node,) = found_nodes([ray_node("a", labels={"lyray.kind": "tuned-t4"}, resources=resources)])
+    assert node.kind == "tuned-t4"
+
+
+def test_a_labelled_node_without_gpus_has_as_many_devices_as_its_resource_says() -> None:
+    labels = {"lyray.kind": "cpu", "lyray.pool": "p"}
+    nodes = [ray_node("a", labels=labels), ray_node("b", labels=labels, resources={"lyray": 3.0})]
+    assert [n.num_devices for n in found_nodes(nodes)] == [1, 3]
+
+
+def test_gpus_of_unknown_type_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"Ray node odd has 2 GPUs of unknown type.*lyray\.kind"):
+        found_nodes([ray_node("odd", resources={"GPU": 2.0})])
+
+
+def test_devices_are_numbered_within_their_pool_and_know_their_node() -> None:
+    found = found_nodes(
+        [
+            ray_node("b", resources={"GPU": 2.0, "accelerator_type:T4": 1.0}),
+            ray_node("a", resources={"GPU": 2.0, "accelerator_type:T4": 1.0}),
+            ray_node("c", resources={"GPU": 1.0, "accelerator_type:V100": 1.0}),
+        ]
+    )
+    options, devices = price_nodes(found, offers(("fast", "v100-16"), ("slow", "t4")))
+    assert [(d.device_id, d.ray_node_id, d.node_id) for d in devices] == [
+        ("fast-0", "id-c", "fast-node0"),
+        ("slow-0", "id-a", "slow-node0"),
+        ("slow-1", "id-a", "slow-node0"),
+        ("slow-2", "id-b", "slow-node1"),
+        ("slow-3", "id-b", "slow-node1"),
+    ]
+    assert [(o.pool, o.count, o.devices_per_node) for o in options.offers] == [
+        ("fast", 1, 1),
+        ("slow", 4, 2),
+    ]
+
+
+def test_an_offer_that_nobody_fills_is_left_out() -> None:
+    found = found_nodes([ray_node("a", labels={"lyray.kind": "t4"})])
+    options, _ = price_nodes(found, offers(("fast", "v100-16"), ("slow", "t4")))
+    assert [o.pool for o in options.offers] == ["slow"]
+
+
+def test_the_zone_label_places_a_pool() -> None:
+    found = found_nodes([ray_node("a", labels={"lyray.kind": "t4", "lyray.zone": "eu"})])
+    options, _ = price_nodes(found, offers(("slow", "t4")))
+    assert options.offers[0].zone == "eu"
+
+
+@pytest.mark.parametrize(
+    ("labels", "pools", "message"),
+    [
+        ({"lyray.kind": "t4"}, [("fast", "v100-16")], "Ray node a has 1 .* kind 't4' without a"),
+        (
+            {"lyray.kind": "t4", "lyray.pool": "x"},
+            [("slow", "t4")],
+            "Ray node a .* pool 'x' without a price; add an entry for it to cluster.offers",
+        ),
+        ({"lyray.kind": "t4"}, [("p", "t4"), ("q", "t4")], "fits the pools 'p', 'q'; say which"),
+        (
+            {"lyray.kind": "t4", "lyray.pool": "p"},
+            [("p", "l4")],
+            "says kind 't4', but cluster.offers prices pool 'p' as kind 'l4'",
+        ),
+    ],
+)
+def test_a_device_without_one_clear_price_is_an_error_that_names_its_node(
+    labels: dict[str, str], pools: list[tuple[str, str]], message: str
+) -> None:
+    found = found_nodes([ray_node("a", labels=labels)])
+    with pytest.raises(ConfigError, match=message):
+        price_nodes(found, offers(*pools))
+
+
+def test_nodes_of_unlike_size_do_not_share_a_pool() -> None:
+    labels = {"lyray.kind": "cpu", "lyray.pool": "p"}
+    nodes = [ray_node("a", labels=labels), ray_node("b", labels=labels, resources={"lyray": 3.0})]
+    with pytest.raises(ConfigError, match=r"nodes of pool 'p' have \[1, 3\] devices"):
+        price_nodes(found_nodes(nodes), offers(("p", "cpu")))
+
+
+def test_a_cluster_without_devices_says_how_to_label_them() -> None:
+    with pytest.raises(ConfigError, match=r"no Ray node has GPUs or a label lyray\.kind"):
+        price_nodes((), offers(("p", "cpu")))

@@ -1,0 +1,95 @@
+"""Single workers' reports become whole steps, whole checkpoints and held stretches."""
+
+from orchestrator.core.durable import CheckpointFile
+from orchestrator.core.slot import StepReport, Usage
+from orchestrator.runtime.progress import Meter, Progress, committed_step, window_steps
+
+
+def report(
+    step: int, device_id: str, *, generation: int = 1, loss: float | None = None
+) -> StepReport:
+    return StepReport(
+        generation=generation, step=step, device_id=device_id, group_index=0, num_samples=4,
+        started_s=0.0, ended_s=1.0, step_s=1.0, compute_s=1.0, loss=loss,
+    )  # fmt: skip
+
+
+def two_workers(next_step: int = 0) -> Progress:
+    progress = Progress(next_step)
+    progress.expect(("a", "b"), generation=1)
+    return progress
+
+
+def test_a_step_counts_once_every_device_has_reported_it() -> None:
+    progress = two_workers()
+    progress.report(report(0, "a"))
+    progress.report(report(1, "a"))
+    assert (progress.next_step, progress.take()) == (0, ())
+    progress.report(report(0, "b"))
+    assert progress.next_step == 1
+    assert [(r.step, r.device_id) for r in progress.take()] == [(0, "a"), (0, "b")]
+    progress.report(report(1, "b"))
+    assert [(r.step, r.device_id) for r in progress.take()] == [(1, "a"), (1, "b")]
+
+
+def test_reports_of_another_generation_or_an_old_step_are_dropped() -> None:
+    progress = two_workers(next_step=5)
+    for device_id in ("a", "b"):
+        progress.report(report(5, device_id, generation=2))
+        progress.report(report(4, device_id))
+    assert (progress.next_step, progress.take()) == (5, ())
+
+
+def test_a_change_of_plan_keeps_whole_steps_and_forgets_half_ones() -> None:
+    progress = two_workers()
+    for device_id in ("a", "b"):
+        progress.report(report(0, device_id))
+    progress.report(report(1, "a"))
+    progress.expect(("a",), generation=2)
+    assert [r.step for r in progress.take()] == [0, 0]
+    progress.report(report(1, "a", generation=2))
+    assert [r.generation for r in progress.take()] == [2]
+
+
+def test_a_checkpoint_is_whole_when_all_parts_are_there_and_its_steps_committed() -> None:
+    progress = two_workers()
+    first, second = (CheckpointFile(i, f"layer-{i:03d}", 1, "x") for i in range(2))
+    progress.part("b", 1, (second,))
+    assert progress.whole_checkpoints() == ()
+    progress.part("a", 1, (first,))
+    assert progress.whole_checkpoints() == ()  # step 0 is not committed yet
+    for device_id in ("a", "b"):
+        progress.report(report(0, device_id))
+    assert progress.whole_checkpoints() == ((1, (first, second)),)
+    assert progress.whole_checkpoints() == ()
+
+
+def test_fresh_steps_are_told_once() -> None:
+    progress = two_workers()
+    for device_id in ("a", "b"):
+        progress.report(report(0, device_id))
+    assert [len(reports) for reports in progress.fresh()] == [2]
+    assert progress.fresh() == ()
+
+
+def test_positions_of_a_committed_step_follow_from_its_number() -> None:
+    step = committed_step([report(2, "a"), report(2, "b", loss=0.5)], 8, num_samples=20)
+    assert (step.first_sample, step.end_sample, step.loss) == (16, 20, 0.5)
+
+
+def test_usage_covers_each_hold_without_gap_or_overlap() -> None:
+    meter = Meter()
+    meter.hold(("a", "b"), 1.0)
+    assert meter.cut(2.0) == (Usage("a", 1.0, 2.0), Usage("b", 1.0, 2.0))
+    meter.hold(("b", "c"), 3.0)  # a goes, b stays, c comes
+    assert meter.cut(4.0) == (Usage("a", 2.0, 3.0), Usage("b", 2.0, 4.0), Usage("c", 3.0, 4.0))
+    meter.release("b", 5.0)
+    meter.release("b", 6.0)
+    assert meter.cut(7.0) == (Usage("b", 4.0, 5.0), Usage("c", 4.0, 7.0))
+    assert meter.held == {"c"}
+
+
+def test_a_window_is_two_slots_long() -> None:
+    assert window_steps(slot_s=8.0, step_s=0.5) == 32
+    assert window_steps(slot_s=1.0, step_s=10.0) == 4
+    assert window_steps(slot_s=1.0, step_s=0.0) == 4

@@ -1,1 +1,27 @@
-"""lyray: trains one PyTorch model on unlike devices under a long-term cost budget."""
+"""lyray: trains one PyTorch model on unlike devices under a long-term cost budget.
+
+The names of a script, each loaded on first use: importing the package loads nothing heavy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.config import RunConfig
+    from orchestrator.core.model import Task
+    from orchestrator.runtime.driver import Result, Trainer
+
+__all__ = ["Result", "RunConfig", "Task", "Trainer"]
+
+_HOMES = {
+    "Result": "orchestrator.runtime.driver",
+    "RunConfig": "orchestrator.config",
+    "Task": "orchestrator.core.model",
+    "Trainer": "orchestrator.runtime.driver",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,131 @@
+"""What a run's folder allows: start, go on, or leave alone."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator import storage
+from orchestrator.config import RunConfig
+from orchestrator.control.persistence import CheckpointStore, RunStore
+from orchestrator.core.durable import CheckpointFile, CheckpointManifest
+from orchestrator.errors import ConfigError
+from orchestrator.runtime.folder import open_folder
+
+TEXT = """
+run: {{name: {name}, storage_path: {folder}}}
+training: {{task: "m:t", global_batch: {batch}, steps: 10}}
+cluster:
+  source: emulated
+  offers: [{{pool: p, kind: t4, price_per_hour: 1.0}}]
+budget: {{average_per_hour_usd: 1.0, total_usd: {total}}}
+"""
+
+
+def config(folder: Path, *, name: str = "r", batch: int = 8, total: float = 5.0) -> RunConfig:
+    return RunConfig.parse(TEXT.format(folder=folder, name=name, batch=batch, total=total))
+
+
+def write_result(run: RunConfig, status: str, *, resumable: bool) -> None:
+    RunStore(run.run.run_url).write_result(
+        {"status": status, "reason": "because", "resumable": resumable}
+    )
+
+
+def write_checkpoint(run: RunConfig, step: int) -> str:
+    store = CheckpointStore(run.run.run_url, keep_checkpoints=9)
+    storage.write_bytes(store.url(step, "layer-000.safetensors"), b"weights")
+    store.write_manifest(
+        CheckpointManifest(
+            step=step,
+            generation=1,
+            files=(CheckpointFile(0, "layer-000.safetensors", 7, "x"),),
+            num_layers=1,
+            samples_committed=8 * step,
+            seed=0,
+        )
+    )
+    return store.url(step)
+
+
+def test_an_empty_folder_starts_a_run_and_keeps_its_file(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    assert open_folder(run, "never") is None
+    assert RunConfig.load(f"{run.run.run_url}/config.yaml") == run
+
+
+def test_never_refuses_a_folder_that_holds_a_run(tmp_path: Path) -> None:
+    open_folder(config(tmp_path), "auto")
+    with pytest.raises(ConfigError, match=r"--resume never, but .*/r holds a run"):
+        open_folder(config(tmp_path), "never")
+
+
+def test_auto_goes_on_with_a_stopped_run_and_forgets_its_result(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    open_folder(run, "auto")
+    write_result(run, "stopped", resumable=True)
+    assert open_folder(run, "auto") is None
+    assert RunStore(run.run.run_url).read_result() is None
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    open_folder(run, "auto")
+    write_result(run, "finished", resumable=False)
+    outcome = open_folder(run, "auto")
+    assert outcome is not None
+    assert (outcome.status, outcome.resumable) == ("finished", False)
+    assert RunStore(run.run.run_url).read_result() is not None
+
+
+def test_a_run_stopped_for_good_by_its_budget_stays_stopped(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    open_folder(run, "auto")
+    write_result(run, "budget", resumable=False)
+    outcome = open_folder(run, "auto")
+    assert outcome is not None
+    assert outcome.status == "budget"
+
+
+def test_more_money_is_no_reason_to_refuse_but_another_batch_is(tmp_path: Path) -> None:
+    open_folder(config(tmp_path), "auto")
+    assert open_folder(config(tmp_path, total=50.0), "auto") is None
+    with pytest.raises(ConfigError, match=r"training\.global_batch is 16, but the run .* has 8"):
+        open_folder(config(tmp_path, batch=16), "auto")
+
+
+def test_an_own_older_checkpoint_gives_up_the_later_ones(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    open_folder(run, "auto")
+    older = write_checkpoint(run, 2)
+    write_checkpoint(run, 4)
+    assert open_folder(run, older) is None
+    latest = CheckpointStore(run.run.run_url).latest()
+    assert latest is not None
+    assert latest.step == 2
+
+
+def test_another_runs_newest_checkpoint_starts_a_new_run(tmp_path: Path) -> None:
+    first, second = config(tmp_path), config(tmp_path, name="s")
+    open_folder(first, "auto")
+    write_checkpoint(first, 2)
+    write_checkpoint(first, 4)
+    assert open_folder(second, first.run.run_url) is None
+    latest = CheckpointStore(second.run.run_url).latest()
+    assert latest is not None
+    assert latest.step == 4
+    copied = CheckpointStore(second.run.run_url).url(4, "layer-000.safetensors")
+    assert storage.read_bytes(copied) == b"weights"
+
+
+def test_a_run_does_not_take_over_anothers_checkpoint(tmp_path: Path) -> None:
+    first, second = config(tmp_path), config(tmp_path, name="s")
+    open_folder(first, "auto")
+    checkpoint = write_checkpoint(first, 2)
+    open_folder(second, "auto")
+    with pytest.raises(ConfigError, match="holds a run of its own"):
+        open_folder(second, checkpoint)
+
+
+def test_a_path_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no whole checkpoint"):
+        open_folder(config(tmp_path), str(tmp_path / "nothing"))

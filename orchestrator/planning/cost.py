@@ -12,6 +12,13 @@ from orchestrator.core.plan import Group, Stage
 from orchestrator.core.schedule import list_schedule
 from orchestrator.core.slot import IDLE_ESTIMATE, PlanningProblem, StepEstimate
 from orchestrator.planning.memory import MemoryModel
+from orchestrator.planning.pipeline import (
+    Chain,
+    exposed_s,
+    make_chain,
+    period_s,
+    pipeline_s,
+)
 from orchestrator.planning.sums import GradientSum, GradientSums
 from orchestrator.planning.tables import LayerTables
 
@@ -31,24 +38,12 @@ class GroupCurve:
         return self.fill_drain_s + (num_microbatches - 1) * self.period_s
 
 
-class _Chain(NamedTuple):
-    """Times of a group at one microbatch size; border s joins stage s to stage s + 1."""
-
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
-    work_s: tuple[float, ...]
-    down_s: tuple[float, ...]  # boundary to the next stage
-    up_s: tuple[float, ...]  # its gradient back
-    round_trip_s: tuple[float, ...]  # RTT_s; the first is fill and drain
-    occupied_s: float  # longest time a message keeps a link busy
-
-
 class _GroupFigures(NamedTuple):
     """What a group costs by itself, whatever the others do."""
 
     group_s: float
     stage_ends_s: tuple[float, ...]
-    hidden_s: float  # group_s if nothing ever waited for a link
+    exposed_s: float  # part of group_s that links add
     update_s: float
     compute_s: tuple[tuple[str, float], ...]  # per device
     egress_usd: float
@@ -74,7 +69,7 @@ class CostModel:
         self._slowdowns: dict[tuple[str, ...], float] = {}
         self._links: dict[tuple[str, str], Link] = {}
         self._seconds: dict[tuple[tuple[str, ...], int, int, int], tuple[float, float]] = {}
-        self._chains: dict[tuple[object, ...], _Chain] = {}
+        self._chains: dict[tuple[object, ...], Chain] = {}
         self._figures: dict[tuple[Group, str], _GroupFigures] = {}
         self._sums = GradientSums(self.tables, self.link, self.device)
 
@@ -133,7 +128,7 @@ class CostModel:
 
     # Time of a group (3.2, 3.3) ------------------------------------------------------
 
-    def _chain(self, stages: tuple[Stage, ...], microbatch: int) -> _Chain:
+    def _chain(self, stages: tuple[Stage, ...], microbatch: int) -> Chain:
         key = (
             tuple((s.team.device_ids, s.first_layer) for s in stages),
             stages[-1].end_layer,
@@ -144,32 +139,17 @@ class CostModel:
             found = self._chains[key] = self._build_chain(stages, microbatch)
         return found
 
-    def _build_chain(self, stages: tuple[Stage, ...], microbatch: int) -> _Chain:
+    def _build_chain(self, stages: tuple[Stage, ...], microbatch: int) -> Chain:
         seconds = [
             self.stage_seconds(s.team, s.first_layer, s.end_layer, microbatch) for s in stages
         ]
-        down_s, up_s, occupied_s = [], [], 0.0
+        borders_s, occupied_s = [], 0.0
         for upper, lower in pairwise(stages):
             size = self.tables.boundary_bytes(upper.end_layer - 1, microbatch)
             down, up = self.link(upper.team, lower.team), self.link(lower.team, upper.team)
-            down_s.append(down.transfer_s(size))
-            up_s.append(up.transfer_s(size))
+            borders_s.append((down.transfer_s(size), up.transfer_s(size)))
             occupied_s = max(occupied_s, down.occupied_s(size), up.occupied_s(size))
-        work_s = tuple(f + b for f, b in seconds)
-        border_s = tuple(d + u for d, u in zip(down_s, up_s, strict=True))
-        round_trip_s, total = [0.0] * len(stages), 0.0
-        for s in range(len(stages) - 1, -1, -1):
-            total += work_s[s] + (border_s[s] if s < len(border_s) else 0.0)
-            round_trip_s[s] = total
-        return _Chain(
-            forward_s=tuple(f for f, _ in seconds),
-            backward_s=tuple(b for _, b in seconds),
-            work_s=work_s,
-            down_s=tuple(down_s),
-            up_s=tuple(up_s),
-            round_trip_s=tuple(round_trip_s),
-            occupied_s=occupied_s,
-        )
+        return make_chain(seconds, borders_s, occupied_s)
 
     def with_inflight(
         self,
@@ -222,7 +202,9 @@ class CostModel:
             if schedule == "gpipe" or held < stage.inflight:
                 most = min(most, held)
         chain = self._chain(stages, microbatch)
-        return GroupCurve(chain.round_trip_s[0], _period_s(chain, stages, schedule, None), most)
+        return GroupCurve(
+            chain.round_trip_s[0], period_s(chain, [s.inflight for s in stages], schedule), most
+        )
 
     def _figure(self, group: Group, schedule: str) -> _GroupFigures:
         key = (group, schedule)
@@ -233,20 +215,14 @@ class CostModel:
 
     def _build_figures(self, group: Group, schedule: str) -> _GroupFigures:
         stages, sizes = group.stages, Counter(group.microbatches)
-        count = len(group.microbatches)
+        inflight_S = [stage.inflight for stage in stages]
         chains = {m: self._chain(stages, m) for m in sizes}
-        first, last = chains[group.microbatches[0]], chains[group.microbatches[-1]]
-        period_s = sum(
-            (n - (m == group.microbatches[0])) * _period_s(chains[m], stages, schedule, count)
-            for m, n in sizes.items()
-        )
-        group_s = first.round_trip_s[0] + period_s - _short_drain_s(first, last)
-        busiest = max(range(len(stages)), key=lambda s: first.work_s[s])
-        hidden_s = (
-            sum(first.work_s)
-            - first.work_s[busiest]
-            + sum(n * chains[m].work_s[busiest] for m, n in sizes.items())
-        )
+        group_s = pipeline_s(chains, group.microbatches, inflight_S, schedule)
+        compute_S = [
+            sum(n * chains[m].work_s[s] for m, n in sizes.items()) for s in range(len(stages))
+        ]
+        links_s = exposed_s(chains, group.microbatches, inflight_S, schedule)
+        last = chains[group.microbatches[-1]]
         ends, end_s = [], group_s
         for s in range(len(stages)):
             ends.append(end_s)
@@ -256,11 +232,11 @@ class CostModel:
         return _GroupFigures(
             group_s=group_s,
             stage_ends_s=tuple(ends),
-            hidden_s=hidden_s,
+            exposed_s=min(links_s, group_s - max(compute_S)),
             update_s=max(self._update_s(s) for s in stages),
             compute_s=tuple(
-                (device, sum(n * chains[m].work_s[s] for m, n in sizes.items()))
-                for s, stage in enumerate(stages)
+                (device, seconds)
+                for seconds, stage in zip(compute_S, stages, strict=True)
                 for device in stage.team.device_ids
             ),
             egress_usd=sum(n * self.egress_usd(stages, m) for m, n in sizes.items()),
@@ -313,12 +289,11 @@ class CostModel:
         egress_usd = sum(f.egress_usd for f in figures) + sum(s.egress_usd for s in sums)
         compute_s = tuple(pair for f in figures for pair in f.compute_s)
         devices_usd_per_s = self.devices_usd_per_s(d for d, _ in compute_s)
-        exposed_s = slowest_s - figures[group_s.index(slowest_s)].hidden_s
         return StepEstimate(
             step_s=step_s,
             samples_per_s=sum(group.num_samples for group in groups) / step_s,
             cost_usd_per_s=devices_usd_per_s + egress_usd / step_s,
-            exposed_comm_s=max(0.0, exposed_s) + sync_s,
+            exposed_comm_s=figures[group_s.index(slowest_s)].exposed_s + sync_s,
             bubble_ratio=1.0 - sum(s for _, s in compute_s) / (len(compute_s) * step_s),
             group_s=group_s,
             sync_s=sync_s,
@@ -377,31 +352,3 @@ class CostModel:
         return (
             self.problem.penalty_weight * estimate.samples_per_s - self.problem.backlog_usd * cost
         )
-
-
-def _period_s(
-    chain: _Chain, stages: tuple[Stage, ...], schedule: str, num_microbatches: int | None
-) -> float:
-    """tau: busiest stage, busiest link, longest round trip over what may be in flight.
-
-    A stage that may hold all ``num_microbatches`` never waits for a round trip; None: many.
-    """
-    if schedule == "gpipe":
-        return max(*chain.forward_s, chain.occupied_s) + max(*chain.backward_s, chain.occupied_s)
-    stalls = (
-        trip / stage.inflight
-        for trip, stage in zip(chain.round_trip_s, stages, strict=True)
-        if num_microbatches is None or stage.inflight < num_microbatches
-    )
-    return max(*chain.work_s, chain.occupied_s, *stalls)
-
-
-def _short_drain_s(first: _Chain, last: _Chain) -> float:
-    """What a shorter last microbatch saves on its way back from the busiest stage."""
-    busiest = max(range(len(first.work_s)), key=lambda s: first.work_s[s])
-    return (
-        sum(first.backward_s[:busiest])
-        - sum(last.backward_s[:busiest])
-        + sum(first.up_s[:busiest])
-        - sum(last.up_s[:busiest])
-    )

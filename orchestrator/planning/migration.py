@@ -16,8 +16,7 @@ def plan_migration(
 
     A layer is sent to each new owner that did not hold it, by its present old owners in turn:
     weights, buffers and optimizer state, no gradients. A layer whose old owners have all left
-    is not listed: it comes from a checkpoint. A first plan and idle move nothing; idle
-    devices forget what they held.
+    is not listed: it comes from a checkpoint. A first plan, and to or from idle, moves nothing.
 
     The pause: ``drain_s`` until the workers stand at a step boundary, building groups, and
     the device that sends or receives longest, each device one transfer a direction at a time.

@@ -1,0 +1,356 @@
+"""The command lyray: checks files, plans, simulates, trains, reports. What prints, prints here."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from orchestrator import storage
+from orchestrator.errors import ConfigError, OrchestratorError, UserCodeError
+
+if TYPE_CHECKING:
+    from orchestrator.config import RunConfig
+    from orchestrator.core.model import ModelProfile
+    from orchestrator.reports.live import View
+
+app = typer.Typer(
+    help="Train a PyTorch model on unlike devices, as fast as a long-term cost budget allows.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
+RunDir = Annotated[str, typer.Argument(metavar="RUN_DIR", help="Folder of the run.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file; may repeat."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
+Html = Annotated[
+    str | None, typer.Option("--html", metavar="FILE", help="Write a page of its own to FILE.")
+]
+
+_WRONG_ARGUMENTS = 2  # what typer exits with
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process with the exit code of what happened."""
+    sys.path.insert(0, str(Path.cwd()))  # the user's task lies in the working directory
+    _told.clear()
+    try:
+        with _ending(None):
+            app(prog_name="lyray", standalone_mode=True)
+    except SystemExit as end:
+        if end.code == _WRONG_ARGUMENTS and not _told:
+            _tell(ConfigError.status, "the arguments are wrong, see the message on stderr", None)
+        raise
+    except BrokenPipeError:  # the reader of our output has gone; there is nobody to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(0)
+
+
+@app.command()
+def validate(config: Config, overrides: Set = None) -> None:
+    """Check a file: keys, units, names. Starts and executes nothing.
+
+    Example: lyray validate run.yaml
+    """
+    checked = _load(config, overrides)
+    print(f"{config}: fine. {_summary(checked)}")
+
+
+@app.command()
+def profile(config: Config, output: Annotated[str | None, typer.Option("-o")] = None) -> None:
+    """Measure the layers of the model and the links of the cluster. Not in this version.
+
+    Example: lyray profile run.yaml -o profile.json
+    """
+    raise ConfigError(
+        "lyray profile is not supported in this version; leave cluster.profile out and the model "
+        f"is measured when {config} is planned or run"
+    )
+
+
+@app.command()
+def plan(config: Config, overrides: Set = None, as_json: AsJson = False, html: Html = None) -> None:
+    """Show what would run, beside the baselines. Trains nothing.
+
+    Example: lyray plan run.yaml --html plan.html
+    """
+    loaded = _load(config, overrides)
+    with _ending(loaded.run.run_url):
+        _plan(loaded, as_json=as_json, html=html)
+
+
+@app.command()
+def simulate(
+    config: Config,
+    days: Annotated[float, typer.Option(help="Billed days; the run's end may come first.")] = 2.0,
+    overrides: Set = None,
+    as_json: AsJson = False,
+    compare: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Other strategies, comma separated; or all.")
+    ] = None,
+) -> None:
+    """Run the closed loop on a virtual clock: no device, no training.
+
+    Example: lyray simulate run.yaml --days 7 --compare all
+    """
+    loaded = _load(config, overrides)
+    with _ending(loaded.run.run_url):
+        _simulate(loaded, days=days, as_json=as_json, compare=compare)
+
+
+@app.command()
+def run(
+    config: Config,
+    resume: Annotated[
+        str, typer.Option(metavar="auto|never|PATH", help="Go on with what the folder holds.")
+    ] = "auto",
+    overrides: Set = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Measure these strategies' plans first, briefly."),
+    ] = None,
+) -> None:
+    """Train. The last line on stdout is one JSON object: status, reason, run_dir.
+
+    Example: lyray run run.yaml --set training.steps=500
+    """
+    loaded = _load(config, overrides)
+    with _ending(loaded.run.run_url):
+        _run(loaded, resume, tuple(filter(None, (compare or "").split(","))))
+
+
+@app.command()
+def report(
+    run_dir: RunDir,
+    as_json: AsJson = False,
+    html: Html = None,
+    bill: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Provider's bill (CSV: pool, usd) to compare with."),
+    ] = None,
+) -> None:
+    """Say what happened: throughput, money, plans, faults. Also while the run goes on.
+
+    Example: lyray report runs/byte-gpt --html report.html
+    """
+    from rich.console import Console
+
+    from orchestrator.reports.run_page import run_page
+    from orchestrator.reports.run_report import compare_bill, read_run, report_data
+    from orchestrator.reports.run_text import print_report
+
+    found = read_run(run_dir)
+    compared = compare_bill(found, _read_text(bill)) if bill is not None else ()
+    if html is not None:
+        storage.write_bytes(html, run_page(found).encode())
+    if as_json:
+        print(json.dumps(report_data(found, compared), indent=1, allow_nan=False))
+        return
+    print_report(Console(), found, compared)
+    if html is not None:
+        print(f"wrote {html}")
+
+
+@app.command()
+def export(
+    run_dir: RunDir,
+    output: Annotated[str, typer.Option("-o", metavar="FILE", help="The safetensors file.")],
+) -> None:
+    """Write the trained weights as one safetensors file with the user's own names.
+
+    Example: lyray export runs/byte-gpt -o byte_gpt.safetensors
+    """
+    from orchestrator.export import export_weights
+
+    exported = export_weights(run_dir, output)
+    print(
+        f"wrote {output}: {exported.num_tensors} tensors of step {exported.step} "
+        f"({exported.size_bytes:,} bytes)"
+    )
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the file, for editors.
+
+    Example: lyray schema > lyray.schema.json
+    """
+    from orchestrator.config import config_schema
+
+    print(json.dumps(config_schema(), indent=1))
+
+
+def _load(path: str, overrides: list[str] | None) -> "RunConfig":
+    """Read a file and check the names in it: kinds, links, files, the task."""
+    from orchestrator.config import RunConfig
+    from orchestrator.control.pools import build_cluster
+    from orchestrator.support import find_task
+
+    config = RunConfig.load(path, overrides or ())
+    build_cluster(config.cluster)
+    feed = config.cluster.price_feed
+    for key, file in (
+        ("cluster.profile", config.cluster.profile),
+        ("training.init_from", config.training.init_from),
+        ("cluster.price_feed.path", feed.path if feed else None),
+    ):
+        if file is not None and not storage.exists(file):
+            raise ConfigError(f"{path}: {key} is {file!r}, which does not exist; give a file")
+    find_task(config.training.task, config.training.task_args, Path.cwd())
+    return config
+
+
+def _summary(config: "RunConfig") -> str:
+    from orchestrator.reports import figures
+
+    training, cluster = config.training, config.cluster
+    work = f"{training.steps} steps" if training.steps else f"{training.epochs} epochs"
+    devices = sum(offer.count for offer in cluster.offers)
+    where = "devices found by Ray" if cluster.source == "ray" else f"{devices} devices"
+    return (
+        f"{config.run.name}: {work} of {training.global_batch} samples on {where}, "
+        f"{figures.usd(config.budget.average_per_hour_usd)}/h on average"
+    )
+
+
+def _measured(config: "RunConfig") -> "ModelProfile":
+    """The model's layers: of the profile file, or measured in this process."""
+    from orchestrator.whatif.plans import read_profile
+
+    if config.cluster.profile is not None:
+        return read_profile(config.cluster.profile)
+    if config.cluster.source == "file":
+        raise ConfigError(
+            "cluster.profile is missing; with cluster.source: file nothing is measured: "
+            "write profile: model.profile.json"
+        )
+    from orchestrator.runtime.backend import measure_model
+
+    return measure_model(config)
+
+
+def _plan(config: "RunConfig", *, as_json: bool, html: str | None) -> None:
+    from rich.console import Console
+
+    from orchestrator.reports.plan_page import plan_page, trace_json
+    from orchestrator.reports.tables import plan_table
+    from orchestrator.whatif.plans import what_if, what_if_data
+
+    found = what_if(config, _measured(config))
+    written = []
+    if html is not None:
+        page = plan_page(
+            config.run.name, found.rows, found.chosen, found.problem.cluster, found.timelines,
+            found.notes,
+        )  # fmt: skip
+        trace = str(Path(html).with_suffix(".trace.json"))
+        storage.write_bytes(html, page.encode())
+        storage.write_bytes(
+            trace,
+            trace_json(found.chosen.plan, found.timelines, found.chosen.estimate).encode(),
+        )
+        written = [html, trace]
+    if as_json:
+        print(json.dumps(what_if_data(config, found), indent=1, allow_nan=False))
+        return
+    console = Console()
+    console.print(plan_table(found.rows, batch_samples=config.training.global_batch))
+    for note in found.notes:
+        console.print(note, style="dim", highlight=False)
+    if written:
+        print(f"wrote {' and '.join(written)} (the trace opens in ui.perfetto.dev)")
+
+
+def _simulate(config: "RunConfig", *, days: float, as_json: bool, compare: str | None) -> None:
+    from rich.console import Console
+
+    from orchestrator.support import STRATEGIES
+    from orchestrator.whatif.rehearsal import rehearsal_data, rehearsal_table, rehearse
+
+    if not days > 0:
+        raise ConfigError(f"--days is {days}; write a positive number of days")
+    others = STRATEGIES if compare == "all" else tuple(filter(None, (compare or "").split(",")))
+    names = tuple(dict.fromkeys((config.control.strategy, *others)))
+    unknown = [name for name in names if name not in STRATEGIES]
+    if unknown:
+        raise ConfigError(f"--compare {unknown[0]}: write all, or some of {', '.join(STRATEGIES)}")
+    measured = _measured(config)
+    results = [rehearse(config, measured, days=days, strategy=name) for name in names]
+    if as_json:
+        print(json.dumps(rehearsal_data(config, results), indent=1, allow_nan=False))
+    else:
+        Console().print(rehearsal_table(config, results))
+
+
+def _run(config: "RunConfig", resume: str, compare: tuple[str, ...]) -> None:
+    from orchestrator.runtime.driver import exit_code, run_job
+    from orchestrator.runtime.news import Comparing
+
+    view = _view(config)
+    comparing = Comparing(compare) if compare else None
+    try:
+        outcome = run_job(config, resume=resume, view=view, comparing=comparing)
+    finally:
+        view.close()
+    _tell(outcome.status, outcome.reason, config.run.run_url)
+    sys.exit(exit_code(outcome))
+
+
+def _view(config: "RunConfig") -> "View":
+    from rich.console import Console
+
+    from orchestrator.reports.live import LiveView, PlainView
+
+    console = Console()
+    if not console.is_terminal:
+        return PlainView(lambda line: print(line, flush=True))
+    return LiveView(
+        console,
+        name=config.run.name,
+        num_steps=config.training.steps,
+        budget_per_hour_usd=config.budget.average_per_hour_usd,
+    )
+
+
+def _read_text(path: str) -> str:
+    try:
+        return storage.read_bytes(path).decode()
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; give a text file") from None
+
+
+_told: list[str] = []
+"""The status lines written so far: a process ends with exactly one."""
+
+
+def _tell(status: str, reason: str, run_dir: str | None) -> None:
+    """Write the last line on stdout: what a script reads."""
+    line = json.dumps({"status": status, "reason": reason, "run_dir": run_dir})
+    _told.append(line)
+    print(line, flush=True)
+
+
+@contextmanager
+def _ending(run_dir: str | None) -> Iterator[None]:
+    """Turn an error that a user can meet into its message, its status line and its exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _tell("stopped", "interrupted", run_dir)
+        sys.exit(130)
+    except OrchestratorError as error:
+        if isinstance(error, UserCodeError) and error.user_traceback:
+            print(error.user_traceback.rstrip(), file=sys.stderr)
+        print(f"lyray: {error}", file=sys.stderr, flush=True)
+        _tell(error.status, str(error), run_dir)
+        sys.exit(error.exit_code)

@@ -1,0 +1,95 @@
+"""The trained weights of a run as one safetensors file under the user's own state_dict names."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from orchestrator import storage
+from orchestrator.control.persistence import CheckpointStore
+from orchestrator.core.durable import CheckpointManifest
+from orchestrator.errors import ConfigError
+
+NAMES_KEY = "state_dict"
+"""Metadata of a layer's file: a JSON object, tensor of the file -> name in the user's model."""
+
+_ALIGNMENT = 8  # of the data, as safetensors asks for
+_DTYPE_BITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    step: int
+    num_tensors: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+def export_weights(run_url: str, target_url: str) -> Exported:
+    """Copy parameters and buffers of the newest whole checkpoint into one file.
+
+    Bytes are copied as they are, so any dtype survives. A parameter that two layers share
+    appears under both names, as in the user's own state_dict.
+
+    Raises:
+        ConfigError: If there is no run, no whole checkpoint, or a damaged file.
+    """
+    store = CheckpointStore(storage.absolute(run_url))
+    manifest = store.latest()
+    if manifest is None:
+        raise ConfigError(
+            f"{run_url} holds no whole checkpoint; give the folder of a run that has written one"
+        )
+    tensors = {tensor.name: tensor for tensor in _tensors(store, manifest)}
+    data = _file_of(sorted(tensors.values(), key=_place), manifest)
+    storage.write_bytes(target_url, data)
+    return Exported(manifest.step, len(tensors), len(data))
+
+
+def _tensors(store: CheckpointStore, manifest: CheckpointManifest) -> Iterator[_Tensor]:
+    for file in sorted(manifest.files, key=lambda f: f.layer):
+        url = store.url(manifest.step, file.path)
+        data = storage.read_bytes(url)
+        if hashlib.sha256(data).hexdigest() != file.checksum:
+            raise ConfigError(
+                f"{url} is damaged: its checksum is not that of the manifest; "
+                "restore the file, or export an older checkpoint"
+            )
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        names: Mapping[str, str] = json.loads(header.pop("__metadata__", {}).get(NAMES_KEY, "{}"))
+        body = memoryview(data)[8 + length :]
+        for key, name in names.items():
+            entry = header[key]
+            first, end = entry["data_offsets"]
+            yield _Tensor(name, entry["dtype"], tuple(entry["shape"]), body[first:end])
+
+
+def _place(tensor: _Tensor) -> tuple[int, str]:
+    """Wide numbers first: then every tensor is aligned to its own width."""
+    bits = _DTYPE_BITS.search(tensor.dtype)
+    return -int(bits.group()) if bits else 0, tensor.name
+
+
+def _file_of(tensors: list[_Tensor], manifest: CheckpointManifest) -> bytes:
+    header: dict[str, object] = {"__metadata__": {"format": "pt", "step": str(manifest.step)}}
+    at = 0
+    for tensor in tensors:
+        end = at + len(tensor.data)
+        header[tensor.name] = {
+            "dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, end],
+        }  # fmt: skip
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return b"".join([len(text).to_bytes(8, "little"), text, *(t.data for t in tensors)])

@@ -1,0 +1,125 @@
+"""The report of a run as one self-contained HTML page."""
+
+from html import escape
+
+from orchestrator.reports import figures
+from orchestrator.reports.run_report import RunFound
+from orchestrator.reports.run_text import (
+    BILL_HEAD,
+    COMPARISON_HEAD,
+    EVENT_HEAD,
+    PLAN_HEAD,
+    bill_cells,
+    bound_text,
+    comparison_rows,
+    event_cells,
+    loss_text,
+    plan_cells,
+)
+from orchestrator.reports.svg import Series, line_chart, page, table, tiles
+
+_POINTS = 400
+"""Most points a curve is drawn with: more than the picture has pixels for is thinned out."""
+
+_ROWS = 200
+"""Most rows of a table; the files have them all."""
+
+
+def run_page(found: RunFound) -> str:
+    """The page: head figures, loss, step time, money, plans, bill, events."""
+    held = "good" if found.bound_held else "bad"
+    body = [
+        f"<h1>{escape(found.name)}: {escape(found.status)}</h1>",
+        f'<p class="soft">{escape(found.reason)}</p>',
+        tiles(
+            {
+                "steps": f"{found.num_steps:,}",
+                "loss": loss_text(found).partition(" (")[0],
+                "step time, median": figures.seconds(found.step_s),
+                "off its prediction, median": figures.percent(found.error_ratio),
+                "spent": figures.usd(found.spent_usd),
+                "per billed hour": figures.usd(found.average_per_hour_usd),
+                "per million samples": figures.usd(found.usd_per_million_samples),
+            }
+        ),
+        f'<p class="{held}">Budget: {escape(bound_text(found))}</p>',
+    ]
+    if found.standing_usd:
+        body.append(
+            f'<p class="soft">Devices that were present and idle cost '
+            f"{figures.usd(found.standing_usd)}; releasing them would have saved it.</p>"
+        )
+    for title, content in (
+        ("Loss", _loss_chart(found)),
+        ("Step time", _step_chart(found)),
+        ("Money", _money_chart(found)),
+    ):
+        if content:
+            body += [f"<h2>{title}</h2>", content]
+    rows = comparison_rows(found)
+    if rows:
+        body += [
+            "<h2>Strategies, measured in short runs</h2>",
+            table(COMPARISON_HEAD, rows, right=(1, 2, 3, 4), chosen=0),
+        ]
+    body += [
+        f"<h2>{_titled('Plans', len(found.plans))}</h2>",
+        table(PLAN_HEAD, map(plan_cells, found.plans[-_ROWS:]), right=(3, 4, 5)),
+        "<h2>Bill</h2>",
+        table(BILL_HEAD, bill_cells(found), right=(1, 2, 3)),
+        f"<h2>{_titled('Events', len(found.events))}</h2>",
+        table(EVENT_HEAD, map(event_cells, found.events[-_ROWS:])),
+    ]
+    return page(f"lyray report: {found.name}", body)
+
+
+def _titled(title: str, count: int) -> str:
+    return f"{title} (the last {_ROWS} of {count})" if count > _ROWS else title
+
+
+def _loss_chart(found: RunFound) -> str:
+    points = tuple((float(step), loss) for step, loss in found.losses)
+    return line_chart(
+        [Series("loss", _thinned(points))], x_title="step", y_title="loss",
+        label="loss over steps",
+    )  # fmt: skip
+
+
+def _step_chart(found: RunFound) -> str:
+    predicted = tuple(
+        (float(s.slot), s.predicted_step_s) for s in found.slots if s.predicted_step_s
+    )
+    measured = tuple((float(s.slot), s.measured_step_s) for s in found.slots if s.measured_step_s)
+    if not measured:
+        return ""
+    return line_chart(
+        [Series("measured", _thinned(measured)),
+         Series("predicted", _thinned(predicted), colour=2, dashed=True)],
+        x_title="slot", y_title="seconds of the run's clock",
+        label="step time over slots, measured and predicted",
+    )  # fmt: skip
+
+
+def _money_chart(found: RunFound) -> str:
+    hours = [s.time_s / 3600 for s in found.slots]
+    curves = {
+        "spent": ([s.spent_usd for s in found.slots], 0, False),
+        "average budget": ([s.budget_usd for s in found.slots], 1, False),
+        "most that was promised": (
+            [s.budget_usd + s.overspend_bound_usd for s in found.slots], 2, True,
+        ),
+    }  # fmt: skip
+    return line_chart(
+        [
+            Series(name, _thinned(tuple(zip(hours, values, strict=True))), colour, dashed)
+            for name, (values, colour, dashed) in curves.items()
+        ],
+        x_title="billed hours",
+        y_title="dollars",
+        label="dollars over time, spent and budgeted",
+    )
+
+
+def _thinned(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    every = max(1, len(points) // _POINTS)
+    return (*points[::every], *points[-1:]) if every > 1 else points

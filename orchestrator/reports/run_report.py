@@ -1,0 +1,371 @@
+"""A run's files read back, and the figures a person asks of them; also while it goes on."""
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from orchestrator import storage
+from orchestrator.control.persistence import RunStore
+from orchestrator.core.durable import LedgerEntry
+from orchestrator.errors import ConfigError
+from orchestrator.storage import Json
+
+Row = Mapping[str, object]
+
+_LOSS_WINDOW = 10  # steps whose mean stands for the loss at the start and at the end
+_CENT = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    """What the report needs of one line of ``slots.jsonl``."""
+
+    slot: int
+    time_s: float
+    step: int
+    generation: int
+    decision: str
+    reason: str
+    plan: Row
+    predicted_step_s: float | None
+    measured_step_s: float | None
+    samples_per_s: float | None
+    cost_per_hour_usd: float | None
+    spent_usd: float
+    budget_usd: float
+    overspend_bound_usd: float
+    control_cpu_s: float
+    solve_s: float
+    num_late: int
+    num_operations: int
+    stragglers: tuple[str, ...]
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Measured over predicted step time, less one."""
+        if self.measured_step_s is None or not self.predicted_step_s:
+            return None
+        return self.measured_step_s / self.predicted_step_s - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSpan:
+    """A stretch of slots in which one plan ran."""
+
+    generation: int
+    first_slot: int
+    last_slot: int
+    end_step: int
+    plan: Row
+    predicted_step_s: float | None
+    measured_step_s: float | None  # median over its slots
+    cost_per_hour_usd: float | None
+    reason: str  # why it was taken
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBill:
+    """What one pool cost."""
+
+    pool: str
+    device_hours: float
+    usd: float
+    egress_usd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFound:
+    """A run as its files tell it. Times of money are billed ones."""
+
+    run_url: str
+    name: str
+    status: str
+    reason: str
+    slots: tuple[SlotRow, ...]
+    steps: tuple[Row, ...]
+    ledger: tuple[LedgerEntry, ...]
+    events: tuple[Row, ...]
+    comparisons: tuple[Row, ...]
+
+    @property
+    def losses(self) -> tuple[tuple[int, float], ...]:
+        """(step, loss) of every committed step that has one."""
+        return tuple(
+            (_int(s, "step"), v) for s in self.steps if (v := _float(s, "loss")) is not None
+        )
+
+    @property
+    def first_loss(self) -> float | None:
+        """Mean of the first ten."""
+        return fmean(v for _, v in self.losses[:_LOSS_WINDOW]) if self.losses else None
+
+    @property
+    def last_loss(self) -> float | None:
+        """Mean of the last ten."""
+        return fmean(v for _, v in self.losses[-_LOSS_WINDOW:]) if self.losses else None
+
+    @property
+    def num_steps(self) -> int:
+        """Committed steps."""
+        return len(self.steps)
+
+    @property
+    def num_samples(self) -> int:
+        """Committed samples."""
+        return sum(_int(step, "samples") for step in self.steps)
+
+    @property
+    def billed_hours(self) -> float:
+        """How long the run was, on the bill's clock."""
+        return self.slots[-1].time_s / 3600 if self.slots else 0.0
+
+    @property
+    def spent_usd(self) -> float:
+        """Sum of the ledger."""
+        return math.fsum(e.usd + e.egress_usd for e in self.ledger)
+
+    @property
+    def average_per_hour_usd(self) -> float | None:
+        """What an hour cost."""
+        return self.spent_usd / self.billed_hours if self.billed_hours else None
+
+    @property
+    def usd_per_million_samples(self) -> float | None:
+        """What a million samples cost."""
+        return 1e6 * self.spent_usd / self.num_samples if self.num_samples else None
+
+    @property
+    def step_s(self) -> float | None:
+        """Median time of a step, on the run's clock."""
+        found = [v for s in self.steps if (v := _float(s, "step_s")) is not None]
+        return median(found) if found else None
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Median over slots of how far the step time lay from its prediction, either way."""
+        found = [abs(e) for s in self.slots if (e := s.error_ratio) is not None]
+        return median(found) if found else None
+
+    @property
+    def late_ratio(self) -> float | None:
+        """Share of emulated operations whose real work outlasted their virtual time."""
+        operations = sum(s.num_operations for s in self.slots)
+        return sum(s.num_late for s in self.slots) / operations if operations else None
+
+    @property
+    def worst_slot(self) -> SlotRow | None:
+        """The slot whose spending stood closest to its bound, or furthest above it."""
+        return max(
+            self.slots,
+            key=lambda s: s.spent_usd - s.budget_usd - s.overspend_bound_usd,
+            default=None,
+        )
+
+    @property
+    def bound_held(self) -> bool:
+        """Whether spending stayed within budget and slack at every slot, to the cent."""
+        worst = self.worst_slot
+        return worst is None or (
+            worst.spent_usd <= worst.budget_usd + worst.overspend_bound_usd + _CENT
+        )
+
+    @property
+    def standing_usd(self) -> float:
+        """What devices cost that were present and not used."""
+        return math.fsum(e.usd for e in self.ledger if e.cause == "standing")
+
+    @property
+    def plans(self) -> tuple[PlanSpan, ...]:
+        """The plans that ran, in order."""
+        spans: list[list[SlotRow]] = []
+        for slot in self.slots:
+            if spans and spans[-1][-1].generation == slot.generation:
+                spans[-1].append(slot)
+            else:
+                spans.append([slot])
+        reasons = {s.slot + 1: s.reason for s in self.slots if s.decision != "keep"}
+        return tuple(_span(slots, reasons.get(slots[0].slot, "")) for slots in spans)
+
+    @property
+    def pools(self) -> tuple[PoolBill, ...]:
+        """The bill by pool."""
+        names = sorted({e.pool for e in self.ledger})
+        return tuple(_pool_bill(name, [e for e in self.ledger if e.pool == name]) for name in names)
+
+
+def read_run(run_dir: str) -> RunFound:
+    """Read what a run has written so far.
+
+    Raises:
+        ConfigError: If there is no run in the folder.
+    """
+    store = RunStore(storage.absolute(run_dir))
+    if not storage.exists(store.url("config.yaml")) and not store.read("slots"):
+        raise ConfigError(f"{run_dir} holds no run; give the folder that has its config.yaml")
+    result = store.read_result()
+    return RunFound(
+        run_url=store.run_url,
+        name=store.run_url.rstrip("/").rsplit("/", 1)[-1],
+        status=str(result["status"]) if result else "running or ended without a word",
+        reason=str(result["reason"]) if result else "there is no result.json yet",
+        slots=tuple(map(_slot_row, store.read("slots"))),
+        steps=store.read("steps"),
+        ledger=store.read_ledger(),
+        events=store.read("events"),
+        comparisons=_comparisons(store),
+    )
+
+
+def compare_bill(found: RunFound, bill: str) -> tuple[tuple[str, float, float], ...]:
+    """Set a provider's bill against the ledger.
+
+    Args:
+        found: The run.
+        bill: CSV with the columns pool and usd; several lines of a pool are added up.
+
+    Returns:
+        (pool, dollars of the ledger, dollars of the bill) for every pool of either.
+
+    Raises:
+        ConfigError: If a column is missing or an amount is no number.
+    """
+    billed: dict[str, list[float]] = {}
+    for number, row in enumerate(csv.DictReader(bill.splitlines()), start=2):
+        try:
+            billed.setdefault(row["pool"], []).append(float(row["usd"]))
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError(
+                f"line {number} of the bill is {dict(row)}; it needs the columns pool and usd, "
+                "the latter a number"
+            ) from None
+    own = {bill.pool: bill.usd + bill.egress_usd for bill in found.pools}
+    return tuple(
+        (pool, own.get(pool, 0.0), math.fsum(billed.get(pool, [])))
+        for pool in sorted({*own, *billed})
+    )
+
+
+def report_data(
+    found: RunFound, compared: Sequence[tuple[str, float, float]] = ()
+) -> dict[str, Json]:
+    """What ``lyray report --json`` prints."""
+    worst = found.worst_slot
+    data: dict[str, Json] = {
+        "run_dir": found.run_url,
+        "status": found.status,
+        "reason": found.reason,
+        "steps": found.num_steps,
+        "samples": found.num_samples,
+        "first_loss": found.first_loss,
+        "last_loss": found.last_loss,
+        "step_s": found.step_s,
+        "prediction_error_ratio": found.error_ratio,
+        "late_ratio": found.late_ratio,
+        "billed_hours": found.billed_hours,
+        "spent_usd": found.spent_usd,
+        "average_per_hour_usd": found.average_per_hour_usd,
+        "usd_per_million_samples": found.usd_per_million_samples,
+        "standing_usd": found.standing_usd,
+        "bound_held": found.bound_held,
+        "pools": [storage.to_json(pool) for pool in found.pools],
+        "plans": [storage.to_json(span) for span in found.plans],
+        "events": [storage.to_json(event) for event in found.events],
+        "comparisons": [storage.to_json(row) for row in found.comparisons],
+        "control_cpu_s_per_slot": (
+            fmean(s.control_cpu_s for s in found.slots) if found.slots else None
+        ),
+    }
+    if worst is not None:
+        data["closest_to_bound"] = {
+            "slot": worst.slot,
+            "spent_usd": worst.spent_usd,
+            "budget_usd": worst.budget_usd,
+            "overspend_bound_usd": worst.overspend_bound_usd,
+        }
+    if compared:
+        data["bill"] = [
+            {"pool": pool, "ledger_usd": own, "bill_usd": theirs} for pool, own, theirs in compared
+        ]
+    return data
+
+
+def _slot_row(row: Row) -> SlotRow:
+    predicted, measured = _map(row, "predicted"), _map(row, "measured")
+    return SlotRow(
+        slot=_int(row, "slot"),
+        time_s=_float(row, "time_s") or 0.0,
+        step=_int(row, "step"),
+        generation=_int(row, "generation"),
+        decision=str(row.get("decision", "")),
+        reason=str(row.get("reason", "")),
+        plan=_map(row, "plan"),
+        predicted_step_s=_float(predicted, "step_s"),
+        measured_step_s=_float(measured, "step_s"),
+        samples_per_s=_float(measured, "samples_per_s"),
+        cost_per_hour_usd=_float(measured, "cost_per_hour_usd"),
+        spent_usd=_float(row, "spent_usd") or 0.0,
+        budget_usd=_float(row, "budget_usd") or 0.0,
+        overspend_bound_usd=_float(row, "overspend_bound_usd") or 0.0,
+        control_cpu_s=_float(row, "control_cpu_s") or 0.0,
+        solve_s=_float(row, "solve_s") or 0.0,
+        num_late=_int(row, "num_late"),
+        num_operations=_int(row, "num_operations"),
+        stragglers=tuple(map(str, _list(row, "stragglers"))),
+    )
+
+
+def _span(slots: Sequence[SlotRow], reason: str) -> PlanSpan:
+    measured = [s.measured_step_s for s in slots if s.measured_step_s is not None]
+    costs = [s.cost_per_hour_usd for s in slots if s.cost_per_hour_usd is not None]
+    return PlanSpan(
+        generation=slots[0].generation,
+        first_slot=slots[0].slot,
+        last_slot=slots[-1].slot,
+        end_step=slots[-1].step,
+        plan=slots[0].plan,
+        predicted_step_s=slots[-1].predicted_step_s,
+        measured_step_s=median(measured) if measured else None,
+        cost_per_hour_usd=median(costs) if costs else None,
+        reason=reason,
+    )
+
+
+def _pool_bill(pool: str, entries: Sequence[LedgerEntry]) -> PoolBill:
+    held = [e for e in entries if e.cause in ("use", "block", "standing")]
+    return PoolBill(
+        pool=pool,
+        device_hours=math.fsum(e.to_s - e.from_s for e in held) / 3600,
+        usd=math.fsum(e.usd for e in entries),
+        egress_usd=math.fsum(e.egress_usd for e in entries),
+    )
+
+
+def _comparisons(store: RunStore) -> tuple[Row, ...]:
+    url = store.url("compare.json")
+    if not storage.exists(url):
+        return ()
+    rows = json.loads(storage.read_bytes(url))
+    return tuple(row for row in rows if isinstance(row, dict))
+
+
+def _float(row: Row, key: str) -> float | None:
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _int(row: Row, key: str) -> int:
+    value = row.get(key)
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _map(row: Row, key: str) -> Row:
+    value = row.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _list(row: Row, key: str) -> Sequence[object]:
+    value = row.get(key)
+    return value if isinstance(value, list) else ()

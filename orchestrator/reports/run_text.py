@@ -1,0 +1,220 @@
+"""The report of a run for a terminal."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.reports import figures
+from orchestrator.reports.run_report import PlanSpan, RunFound
+
+_EVENTS_SHOWN = 20
+
+
+def print_report(
+    console: Console, found: RunFound, compared: Sequence[tuple[str, float, float]] = ()
+) -> None:
+    """Print head figures, the comparison with other strategies, plans, bill and events."""
+    console.print(f"[bold]{found.name}[/bold]: {found.status}", highlight=False)
+    console.print(Text(found.reason, style="dim"))
+    grid = Table.grid(padding=(0, 3))
+    for name, value in head_figures(found).items():
+        grid.add_row(name, Text(value, style="bold"))
+    console.print(grid)
+    for table in (
+        comparison_table(found), _plans(found), _bill(found), _compared(compared), _events(found),
+    ):  # fmt: skip
+        if table is not None:
+            console.print()
+            console.print(table)
+
+
+def head_figures(found: RunFound) -> Mapping[str, str]:
+    """What a reader asks first, name to figure."""
+    shown = {
+        "steps": f"{found.num_steps:,} ({found.num_samples:,} samples)",
+        "loss": loss_text(found),
+        "step time": f"{figures.seconds(found.step_s)} (median)",
+        "off its prediction": f"{figures.percent(found.error_ratio)} (median over slots)",
+        "spent": (
+            f"{figures.usd(found.spent_usd)} in {figures.number(found.billed_hours)} billed hours, "
+            f"{figures.usd(found.average_per_hour_usd)}/h"
+        ),
+        "per million samples": figures.usd(found.usd_per_million_samples),
+        "budget": bound_text(found),
+    }
+    if found.standing_usd:
+        shown["idle but present"] = (
+            f"{figures.usd(found.standing_usd)}: releasing those devices would have saved it"
+        )
+    if found.late_ratio is not None:
+        shown["late emulated operations"] = figures.percent(found.late_ratio)
+    return shown
+
+
+def loss_text(found: RunFound) -> str:
+    """How far the loss fell, over means of ten steps."""
+    first, last = found.first_loss, found.last_loss
+    if first is None or last is None:
+        return "-"
+    return (
+        f"{figures.number(first)} -> {figures.number(last)} "
+        f"(fell by {figures.number(first - last)})"
+    )
+
+
+def bound_text(found: RunFound) -> str:
+    """Whether spending kept to budget and slack, and where it came closest."""
+    worst = found.worst_slot
+    if worst is None:
+        return "-"
+    over = worst.spent_usd - worst.budget_usd
+    kept = "kept in every slot" if found.bound_held else "BROKEN"
+    return (
+        f"{kept}; closest in slot {worst.slot}: {figures.usd(abs(over))} "
+        f"{'over' if over > 0 else 'under'} the average, bound "
+        f"{figures.usd(worst.overspend_bound_usd)}"
+    )
+
+
+def plan_words(plan: Mapping[str, object]) -> str:
+    """A plan of ``slots.jsonl`` in words: a line a group."""
+    groups = plan.get("groups")
+    if not isinstance(groups, list) or not groups:
+        return "idle"
+    lines = []
+    for group in groups:
+        chain = " > ".join(
+            f"{'+'.join(stage['devices'])} [{stage['first_layer']}:{stage['end_layer']}]"
+            for stage in group["stages"]
+        )
+        lines.append(f"{sum(group['microbatches'])}: {chain}")
+    return "\n".join(lines)
+
+
+COMPARISON_HEAD = ("strategy", "step predicted", "step measured", "samples/s", "$/h", "against it")
+
+
+def comparison_rows(found: RunFound) -> list[tuple[str, ...]]:
+    """Measured strategies: joint with money no object, the others, joint at each one's cost."""
+    rows: list[tuple[str, ...]] = []
+    free = next((r for r in found.comparisons if not r.get("at_cost_of")), None)
+    for row in found.comparisons:
+        limit = row.get("at_cost_of")
+        other = (
+            next((r for r in found.comparisons
+                  if r.get("strategy") == limit and not r.get("at_cost_of")), None)
+            if limit else free
+        )  # fmt: skip
+        if limit:
+            against = _ratio(row, other, "samples_per_s", f"samples/s of {limit}")
+        else:
+            against = "" if row is free else _ratio(free, row, "measured_step_s", "step time")
+        rows.append(
+            (
+                f"{row.get('strategy')}" + (f" at the cost of {limit}" if limit else ""),
+                figures.seconds(_value(row, "predicted_step_s")),
+                figures.seconds(_value(row, "measured_step_s")),
+                figures.number(_value(row, "samples_per_s")),
+                figures.usd(_value(row, "cost_per_hour_usd")),
+                against,
+            )
+        )
+    return rows
+
+
+def comparison_table(found: RunFound) -> Table | None:
+    """Strategies measured side by side before the run; None when there was no comparison."""
+    return _table("Strategies, measured in short runs", COMPARISON_HEAD, comparison_rows(found), 5)
+
+
+PLAN_HEAD = ("slots", "to step", "samples: device [layers] > ...", "step predicted",
+             "step measured", "$/h", "why")  # fmt: skip
+
+
+def plan_cells(span: PlanSpan) -> tuple[str, ...]:
+    """One row of the table of plans."""
+    return (
+        f"{span.first_slot}-{span.last_slot}",
+        str(span.end_step),
+        plan_words(span.plan),
+        figures.seconds(span.predicted_step_s),
+        figures.seconds(span.measured_step_s),
+        figures.usd(span.cost_per_hour_usd),
+        span.reason,
+    )
+
+
+BILL_HEAD = ("pool", "device-hours", "devices", "egress")
+
+
+def bill_cells(found: RunFound) -> list[tuple[str, ...]]:
+    """The bill by pool."""
+    return [
+        (b.pool, figures.number(b.device_hours), figures.usd(b.usd), figures.usd(b.egress_usd))
+        for b in found.pools
+    ]
+
+
+EVENT_HEAD = ("slot", "event", "device", "what", "took")
+
+
+def event_cells(event: Mapping[str, object]) -> tuple[str, ...]:
+    """One row of the table of events."""
+    duration_s = _value(event, "duration_s")
+    return (
+        str(event.get("slot", "")),
+        str(event.get("kind", "")),
+        str(event.get("device", "")),
+        str(event.get("detail", "")),
+        figures.seconds(duration_s) if duration_s is not None else "",
+    )
+
+
+def _plans(found: RunFound) -> Table | None:
+    return _table("Plans", PLAN_HEAD, [plan_cells(span) for span in found.plans], 2)
+
+
+def _bill(found: RunFound) -> Table | None:
+    return _table("Bill", BILL_HEAD, bill_cells(found), 0)
+
+
+def _events(found: RunFound) -> Table | None:
+    shown = found.events[-_EVENTS_SHOWN:]
+    more = len(found.events) - len(shown)
+    title = f"Events (the last {len(shown)}, {more} before)" if more else "Events"
+    return _table(title, EVENT_HEAD, [event_cells(event) for event in shown], 3)
+
+
+def _compared(compared: Sequence[tuple[str, float, float]]) -> Table | None:
+    rows = [
+        (pool, figures.usd(own), figures.usd(theirs), figures.usd(theirs - own))
+        for pool, own, theirs in compared
+    ]
+    return _table("Ledger against the bill", ("pool", "ledger", "bill", "difference"), rows, 0)
+
+
+def _table(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], wide: int
+) -> Table | None:
+    if not rows:
+        return None
+    table = Table(title=title, title_justify="left")
+    for index, name in enumerate(head):
+        table.add_column(Text(name), overflow="fold", ratio=1 if index == wide and wide else None)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _ratio(
+    row: Mapping[str, object] | None, other: Mapping[str, object] | None, key: str, what: str
+) -> str:
+    a, b = (_value(row, key) if row else None), (_value(other, key) if other else None)
+    return f"joint: {100 * (a / b - 1):+.1f} % {what}" if a and b else ""
+
+
+def _value(row: Mapping[str, object], key: str) -> float | None:
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) else None

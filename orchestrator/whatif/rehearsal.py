@@ -1,0 +1,201 @@
+"""The closed loop on a virtual clock: what a file would do in days, told in seconds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from rich.table import Table
+
+from orchestrator import storage
+from orchestrator.config import RunConfig
+from orchestrator.control.loop import ControlLoop, LoopOptions
+from orchestrator.core.model import ModelProfile
+from orchestrator.core.slot import SlotRecord
+from orchestrator.errors import ConfigError, InfeasibleError
+from orchestrator.planning.assignment import SlotAssignment
+from orchestrator.reports import figures
+from orchestrator.simulation.backend import SimulatedBackend, SimulationOptions
+from orchestrator.simulation.traces import TraceEvent, emulated_trace, price_trace
+from orchestrator.storage import Json
+from orchestrator.strategies.registry import make_strategy
+from orchestrator.whatif.plans import billing_speedup, run_figures
+
+DAY_S = 86400.0
+_ENDLESS_STEPS = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """How one strategy fared. Hours and dollars are billed ones; ``problem``: it could not run."""
+
+    strategy: str
+    hours: float = 0.0
+    steps: int = 0
+    samples: int = 0
+    spent_usd: float = 0.0
+    budget_usd: float = 0.0
+    overspend_usd: float = 0.0  # the most that was ever spent above b t
+    overspend_bound_usd: float = 0.0  # what was promised at that slot
+    replans: int = 0
+    idle_ratio: float = 0.0  # of the slots
+    ended: str = ""  # how the run ended, empty when the days were over first
+    problem: str = ""
+
+    @property
+    def average_per_hour_usd(self) -> float | None:
+        """What an hour cost."""
+        return self.spent_usd / self.hours if self.hours else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Committed samples per billed second, idle time included."""
+        return self.samples / (3600 * self.hours) if self.hours else None
+
+    @property
+    def usd_per_million_samples(self) -> float | None:
+        """What a million samples cost."""
+        return 1e6 * self.spent_usd / self.samples if self.samples else None
+
+
+def rehearse(config: RunConfig, measured: ModelProfile, *, days: float, strategy: str) -> Rehearsal:
+    """Run the control loop against the simulation until the run ends or the days are over.
+
+    Args:
+        config: The whole file, its traces included.
+        measured: The model's layers, unscaled.
+        days: Billed days.
+        strategy: Instead of the file's own.
+    """
+    cluster, model = run_figures(config, measured)
+    speedup = billing_speedup(config)
+    steps = config.training.steps or _ENDLESS_STEPS
+    num_samples = steps * config.training.global_batch
+    backend = SimulatedBackend(
+        cluster,
+        model,
+        config.training,
+        SimulationOptions(
+            slot_s=config.control.slot_s, num_samples=num_samples, seed=config.run.seed
+        ),
+        _traces(config),
+    )
+    records: list[SlotRecord] = []
+    loop = ControlLoop(
+        backend=backend,
+        strategy=make_strategy(strategy),
+        assignment=SlotAssignment(config.control.plan_deadline_s),
+        options=LoopOptions(
+            training=config.training,
+            budget=config.budget,
+            control=config.control,
+            failure=config.failure,
+            billing_speedup=speedup,
+            num_steps=steps,
+            num_samples=num_samples,
+            dataset_samples=num_samples,
+            seed=config.run.seed,
+        ),
+        cluster=cluster,
+        model=model,
+        sinks=(records.append,),
+    )
+    try:
+        while loop.outcome is None and (not records or records[-1].time_s < days * DAY_S):
+            loop.tick()
+    except InfeasibleError as error:
+        return Rehearsal(strategy, problem=str(error))
+    finally:
+        backend.close()
+    ended = f"{loop.outcome.status}: {loop.outcome.reason}" if loop.outcome else ""
+    return _summary(strategy, records, ended)
+
+
+def rehearsal_data(config: RunConfig, results: Sequence[Rehearsal]) -> dict[str, Json]:
+    """What ``lyray simulate --json`` prints: billed hours, true dollars."""
+    return {
+        "run": config.run.name,
+        "budget_per_hour_usd": config.budget.average_per_hour_usd,
+        "strategies": [
+            {"strategy": r.strategy, "problem": r.problem}
+            if r.problem
+            else {
+                **_plain(r),
+                "average_per_hour_usd": r.average_per_hour_usd,
+                "samples_per_s": r.samples_per_s,
+                "usd_per_million_samples": r.usd_per_million_samples,
+            }
+            for r in results
+        ],
+    }
+
+
+def rehearsal_table(config: RunConfig, results: Sequence[Rehearsal]) -> Table:
+    """The strategies side by side."""
+    budget = figures.usd(config.budget.average_per_hour_usd)
+    table = Table(title=f"Simulated; budget {budget}/h", title_justify="left")
+    table.add_column("strategy")
+    for name in ("hours", "steps", "samples/s", "$/h", "$/1M samples", "spent", "most over budget",
+                 "re-plans", "idle"):  # fmt: skip
+        table.add_column(name, justify="right")
+    table.add_column("ended", overflow="fold")
+    for r in results:
+        if r.problem:
+            table.add_row(r.strategy, *["-"] * 9, r.problem, style="red")
+            continue
+        over = f"{figures.usd(r.overspend_usd)} (bound {figures.usd(r.overspend_bound_usd)})"
+        table.add_row(
+            r.strategy,
+            figures.number(r.hours),
+            f"{r.steps:,}",
+            figures.number(r.samples_per_s),
+            figures.usd(r.average_per_hour_usd),
+            figures.usd(r.usd_per_million_samples),
+            figures.usd(r.spent_usd),
+            over,
+            str(r.replans),
+            figures.percent(r.idle_ratio),
+            r.ended or "goes on",
+        )
+    return table
+
+
+def _traces(config: RunConfig) -> tuple[TraceEvent, ...]:
+    speedup = billing_speedup(config)
+    events = emulated_trace(config.emulation.events, billing_speedup=speedup)
+    feed = config.cluster.price_feed
+    if feed is None:
+        return events
+    try:
+        lines = storage.read_bytes(feed.path).decode().splitlines()
+        return (*events, *price_trace(lines, billing_speedup=speedup))
+    except ValueError as error:
+        raise ConfigError(f"cluster.price_feed.path {feed.path!r}: {error}") from None
+
+
+def _summary(strategy: str, records: Sequence[SlotRecord], ended: str) -> Rehearsal:
+    if not records:
+        return Rehearsal(strategy, ended=ended)
+    last = records[-1]
+    worst, worst_usd = last, -inf
+    for record in records:
+        if record.spent_usd - record.budget_usd > worst_usd:
+            worst, worst_usd = record, record.spent_usd - record.budget_usd
+    return Rehearsal(
+        strategy=strategy,
+        hours=last.time_s / 3600,
+        steps=last.step,
+        samples=last.samples,
+        spent_usd=last.spent_usd,
+        budget_usd=last.budget_usd,
+        overspend_usd=max(0.0, worst_usd),
+        overspend_bound_usd=worst.overspend_bound_usd,
+        replans=sum(record.decision in ("reassign", "switch") for record in records),
+        idle_ratio=sum(record.plan.is_idle for record in records) / len(records),
+        ended=ended,
+    )
+
+
+def _plain(result: Rehearsal) -> dict[str, Json]:
+    data = storage.to_json(result)
+    assert isinstance(data, dict)
+    return {key: value for key, value in data.items() if key != "problem"}

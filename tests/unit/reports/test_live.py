@@ -1,0 +1,69 @@
+"""What a run shows while it goes on."""
+
+from collections import deque
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from orchestrator.core.slot import CommittedStep, RunEvent
+from orchestrator.reports.live import LiveView, PlainView, sparkline
+from tests.unit.reports.test_records import PLAN, a_record
+
+
+def picture(view: LiveView) -> str:
+    screen = StringIO()
+    Console(file=screen, width=110).print(view.render())
+    return screen.getvalue()
+
+
+@pytest.fixture
+def view() -> LiveView:
+    made = LiveView(
+        Console(file=StringIO(), force_terminal=True), name="byte-gpt", num_steps=40,
+        budget_per_hour_usd=4.0,
+    )  # fmt: skip
+    made.close()
+    return made
+
+
+def test_before_the_first_slot_the_phase_is_shown(view: LiveView) -> None:
+    view.phase("measuring the model")
+    assert "measuring the model ..." in picture(view)
+
+
+def test_progress_money_plan_and_events_are_shown(view: LiveView) -> None:
+    view.step(CommittedStep(16, 3, 0, 64, 0.5, 8.0, loss=2.5))
+    view.slot(a_record(decision="switch", next_plan=PLAN, spent_usd=1.5))
+    view.event(RunEvent(1.0, 4, "straggler", "2.5 times slower", "slow-0"))
+    shown = picture(view)
+    for said in ("step 17 of 40", "loss 2.50", "550 ms", "predicted 500 ms", "$3.50/h",
+                 "budget $4.00/h", "$0.3000 over", "bound $0.4000", "fast-0", "0-6", "7-9",
+                 "straggler slow-0: 2.5 times slower", "switch: best by far"):  # fmt: skip
+        assert said in shown
+
+
+def test_an_idle_plan_lists_its_devices(view: LiveView) -> None:
+    view.slot(a_record())
+    assert "fast-0, slow-0" in picture(view)
+
+
+def test_a_curve_keeps_its_shape_in_few_blocks() -> None:
+    assert sparkline(deque([3.0])) == ""
+    assert sparkline(deque([0.0, 1.0])) == "▁█"
+    falling = sparkline(deque(float(100 - i) for i in range(100)), width=10)
+    assert len(falling) == 10
+    assert list(falling) == sorted(falling, reverse=True)
+    assert sparkline(deque([1.0, 1.0])) == "▁▁"
+
+
+def test_a_log_gets_one_line_a_slot_and_nothing_else() -> None:
+    lines: list[str] = []
+    plain = PlainView(lines.append)
+    plain.phase("starting")
+    plain.step(CommittedStep(16, 3, 0, 64, 0.5, 8.0))
+    plain.slot(a_record())
+    plain.event(RunEvent(1.0, 4, "straggler", "slow", "slow-0"))
+    plain.close()
+    assert len(lines) == 1
+    assert lines[0].startswith("slot 4 · step 17")

@@ -1,0 +1,80 @@
+"""A slot as a line: of JSON and of text."""
+
+import json
+from dataclasses import replace
+
+from orchestrator.core.slot import DeviceView, Rates, SlotRecord
+from orchestrator.reports.records import plan_data, plan_text, slot_data, slot_json, slot_line
+from tests.unit.builders import make_device, make_group, make_plan
+
+FAST, SLOW = make_device("fast-0"), make_device("slow-0")
+PLAN = make_plan(make_group([FAST, SLOW], [0, 7, 10], [4, 4, 3]))
+
+
+def a_record(**changes: object) -> SlotRecord:
+    record = SlotRecord(
+        slot=4, time_s=240.0, step=17, generation=3, decision="keep", reason="best by far",
+        plan=PLAN, next_plan=make_plan(), predicted=Rates(0.5, 128.0, 3.5, (("fast-0", 1000),)),
+        measured=Rates(0.55, 116.0, 3.5), backlog_usd=0.1, penalty_weight=2.0,
+        price_of_money_samples_per_usd=0.05, marginal_values=(("z2", 0.3),), spent_usd=1.0,
+        budget_usd=1.2, overspend_bound_usd=0.4, solve_s=0.01, migration_s=0.0, moved_bytes=0,
+        control_cpu_s=0.02,
+        devices=(DeviceView("fast-0", "a100-40", "fast", "used", 1.0, False, 3.67),
+                 DeviceView("slow-0", "t4", "slow", "used", 2.5, True, 0.35),
+                 DeviceView("gone-0", "t4", "gone", "lost", 1.0, False, 0.35)),
+        loss=2.5, stragglers=("slow-0",),
+    )  # fmt: skip
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def test_a_plan_has_the_form_of_the_users_files() -> None:
+    assert plan_data(PLAN, ["fast-0", "slow-0", "slow-1"]) == {
+        "groups": [
+            {
+                "microbatches": [4, 4, 3],
+                "stages": [
+                    {"devices": ["fast-0"], "first_layer": 0, "end_layer": 7},
+                    {"devices": ["slow-0"], "first_layer": 7, "end_layer": 10},
+                ],
+            }
+        ],
+        "idle": ["slow-1"],
+        "schedule": "1f1b",
+    }
+    assert plan_text(PLAN) == "11: fast-0[0:7] > slow-0[7:10]"
+    assert plan_text(make_plan()) == "idle"
+
+
+def test_a_slot_line_of_json_holds_every_promised_key() -> None:
+    data = json.loads(slot_json(a_record()))
+    assert set(data) >= {
+        "slot", "time_s", "step", "generation", "decision", "reason", "plan", "predicted",
+        "measured", "backlog_usd", "penalty_weight", "price_of_money_samples_per_usd",
+        "marginal_values", "spent_usd", "budget_usd", "overspend_bound_usd", "solve_s",
+        "migration_s", "devices",
+    }  # fmt: skip
+    for rates in ("predicted", "measured"):
+        assert set(data[rates]) == {
+            "step_s", "samples_per_s", "cost_per_hour_usd", "peak_memory_bytes",
+        }  # fmt: skip
+    assert data["predicted"]["peak_memory_bytes"] == {"fast-0": 1000}
+    assert set(data["devices"]["fast-0"]) >= {"kind", "pool", "state", "slowdown", "price_per_hour"}
+    assert data["next_plan"]["idle"] == ["fast-0", "slow-0"]  # a lost device is not idle
+
+
+def test_a_number_that_json_lacks_becomes_null() -> None:
+    data = slot_data(a_record(loss=float("nan"), measured=Rates(None, float("inf"), None)))
+    assert data["loss"] is None
+    assert json.loads(json.dumps(data))["measured"]["samples_per_s"] is None
+
+
+def test_a_plain_line_says_progress_speed_money_and_why() -> None:
+    assert slot_line(a_record()) == (
+        "slot 4 · step 17 · loss 2.50 · step time 550 ms (predicted 500 ms) · 116 samples/s · "
+        "$3.50/h · spent $1.00 of $1.20 · straggler slow-0 · keep: best by far"
+    )
+
+
+def test_an_idle_slot_shows_no_speed() -> None:
+    line = slot_line(a_record(loss=None, measured=Rates(None, None, 0.0), stragglers=()))
+    assert line == "slot 4 · step 17 · $0.00/h · spent $1.00 of $1.20 · keep: best by far"

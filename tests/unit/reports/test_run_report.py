@@ -1,0 +1,175 @@
+"""The report of a run, from its files alone."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from orchestrator.control.persistence import RunStore
+from orchestrator.core.durable import LedgerEntry
+from orchestrator.core.slot import CommittedStep, Rates, RunEvent, SlotJournal
+from orchestrator.errors import ConfigError
+from orchestrator.reports.records import slot_data
+from orchestrator.reports.run_page import run_page
+from orchestrator.reports.run_report import compare_bill, read_run, report_data
+from orchestrator.reports.run_text import print_report
+from tests.unit.builders import make_plan
+from tests.unit.reports.test_plan_page import read_page
+from tests.unit.reports.test_records import PLAN, a_record
+
+OTHER = make_plan(*PLAN.groups, generation=4)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> str:
+    """Four slots of an hour, ten steps each; the plan changes after the second."""
+    store = RunStore(str(tmp_path / "byte-gpt"))
+    (tmp_path / "byte-gpt").mkdir()
+    (tmp_path / "byte-gpt" / "config.yaml").write_text("run: {name: byte-gpt}\n")
+    for slot in range(4):
+        early = slot < 2
+        store.append(
+            "slots",
+            slot_data(
+                a_record(
+                    slot=slot, time_s=3600.0 * (slot + 1), step=10 * (slot + 1),
+                    generation=3 if early else 4, plan=PLAN if early else OTHER,
+                    decision="switch" if slot == 1 else "keep",
+                    reason="fast-0 is 2.4 times slower" if slot == 1 else "best",
+                    predicted=Rates(0.5, 22.0, 3.5),
+                    measured=Rates(0.55 if early else 0.6, 20.0, 3.5),
+                    spent_usd=2.0 * (slot + 1), budget_usd=1.8 * (slot + 1),
+                    overspend_bound_usd=1.0, control_cpu_s=0.1,
+                )
+            ),
+        )  # fmt: skip
+        store.write_journal(
+            SlotJournal(
+                steps=tuple(
+                    CommittedStep(k, 3, 11 * k, 11 * k + 11, 0.55, 0.55 * k, loss=5.0 - 0.1 * k)
+                    for k in range(10 * slot, 10 * slot + 10)
+                ),
+                ledger=(
+                    LedgerEntry(3600 * slot, 3600 * slot + 3600, "fast-0", "fast", 1.5, 1.5),
+                    LedgerEntry(3600 * slot, 3600 * slot + 3600, "slow-0", "slow", 0.3, 0.3,
+                                cause="standing"),
+                    LedgerEntry(3600 * slot, 3600 * slot + 3600, "slow-0", "slow", 0.0, 0.0,
+                                2e9, 0.2, cause="egress"),
+                ),
+                events=(RunEvent(3600.0 * slot, slot, "straggler", "2.4 times slower", "fast-0"),)
+                if slot == 1 else (),
+            )
+        )  # fmt: skip
+    return store.run_url
+
+
+def test_the_report_adds_up_what_the_files_say(run_dir: str) -> None:
+    found = read_run(run_dir)
+    assert (found.num_steps, found.num_samples) == (40, 440)
+    assert found.spent_usd == pytest.approx(4 * 2.0)
+    assert found.billed_hours == 4.0
+    assert found.average_per_hour_usd == pytest.approx(2.0)
+    assert found.usd_per_million_samples == pytest.approx(1e6 * 8.0 / 440)
+    assert found.first_loss == pytest.approx(5.0 - 0.45)  # mean of the first ten
+    assert found.last_loss == pytest.approx(5.0 - 3.45)
+    assert found.error_ratio == pytest.approx(0.15)  # median of 10, 10, 20, 20 %
+    assert found.standing_usd == pytest.approx(1.2)
+
+
+def test_plans_are_cut_where_the_generation_changes_and_say_why(run_dir: str) -> None:
+    first, second = read_run(run_dir).plans
+    assert (first.first_slot, first.last_slot, first.end_step) == (0, 1, 20)
+    assert (second.first_slot, second.last_slot, second.reason) == (
+        2, 3, "fast-0 is 2.4 times slower",
+    )  # fmt: skip
+    assert (first.measured_step_s, second.measured_step_s) == (0.55, 0.6)
+
+
+def test_the_bill_is_split_by_pool_and_compared_with_a_providers(run_dir: str) -> None:
+    """skypilot-org/skypilot#4914: billed 0.49 where the page says 0.28."""
+    found = read_run(run_dir)
+    fast, slow = found.pools
+    assert (fast.pool, fast.device_hours, fast.usd) == ("fast", 4.0, 6.0)
+    assert (slow.device_hours, slow.usd, slow.egress_usd) == (
+        4.0, pytest.approx(1.2), pytest.approx(0.8),
+    )  # fmt: skip
+    compared = compare_bill(found, "pool,usd\nfast,4.00\nfast,2.50\ndisk,1\n")
+    assert compared == (
+        ("disk", 0.0, 1.0), ("fast", 6.0, 6.5), ("slow", pytest.approx(2.0), 0.0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("bill", ["pool,price\nfast,1\n", "pool,usd\nfast,one\n"])
+def test_a_bill_that_cannot_be_read_names_the_line(run_dir: str, bill: str) -> None:
+    with pytest.raises(ConfigError, match="line 2 of the bill"):
+        compare_bill(read_run(run_dir), bill)
+
+
+def test_spending_above_the_promise_is_called_broken(run_dir: str) -> None:
+    assert read_run(run_dir).bound_held
+    RunStore(run_dir).append("slots", slot_data(a_record(slot=4, spent_usd=12.0, budget_usd=9.0)))
+    found = read_run(run_dir)
+    assert not found.bound_held
+    worst = found.worst_slot
+    assert worst is not None
+    assert worst.slot == 4
+
+
+def test_a_run_still_going_on_is_reported(run_dir: str, tmp_path: Path) -> None:
+    assert read_run(run_dir).status == "running or ended without a word"
+    with (tmp_path / "byte-gpt" / "slots.jsonl").open("a") as file:
+        file.write('{"slot": 5, "torn')  # the writer died here
+    assert len(read_run(run_dir).slots) == 4
+    RunStore(run_dir).write_result({"status": "finished", "reason": "all steps done"})
+    assert read_run(run_dir).status == "finished"
+
+
+def test_a_run_that_did_nothing_yet_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("run: {name: x}\n")
+    found = read_run(str(tmp_path))
+    assert found.average_per_hour_usd is None
+    assert found.plans == ()
+    json.dumps(report_data(found), allow_nan=False)
+    read_page(run_page(found))
+    print_report(Console(file=StringIO()), found)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no run"):
+        read_run(str(tmp_path))
+
+
+def test_json_text_and_page_tell_the_same(run_dir: str) -> None:
+    RunStore(run_dir).write_result({"status": "finished", "reason": "all 40 steps done"})
+    (Path(run_dir) / "compare.json").write_text(json.dumps([
+        {"strategy": "joint", "predicted_step_s": 0.5, "measured_step_s": 0.5,
+         "samples_per_s": 128.0, "cost_per_hour_usd": 4.0, "at_cost_of": ""},
+        {"strategy": "even-split", "predicted_step_s": 1.0, "measured_step_s": 1.0,
+         "samples_per_s": 64.0, "cost_per_hour_usd": 4.0, "at_cost_of": ""},
+        {"strategy": "joint", "predicted_step_s": 0.8, "measured_step_s": 0.8,
+         "samples_per_s": 80.0, "cost_per_hour_usd": 3.0, "at_cost_of": "even-split"},
+    ]))  # fmt: skip
+    found = read_run(run_dir)
+    data = json.loads(json.dumps(report_data(found), allow_nan=False))
+    assert data["steps"] == 40
+    assert data["closest_to_bound"]["slot"] == 3
+    screen = StringIO()
+    print_report(Console(file=screen, width=200), found, (("fast", 6.0, 6.5),))
+    text = screen.getvalue()
+    for said in ("finished", "4.55 -> 1.55 (fell by 3.00)", "kept in every slot",
+                 "2.4 times slower", "releasing those devices", "joint: -50.0 % step time",
+                 "joint: +25.0 % samples/s of even-split", "$0.5000"):  # fmt: skip
+        assert said in text
+    page = read_page(run_page(found))
+    assert not page.outside
+    assert page.tags.count("svg") == 3  # loss, step time, money
+    assert "byte-gpt: finished" in page.text
+
+
+def test_a_page_of_many_slots_stays_small(run_dir: str) -> None:
+    found = read_run(run_dir)
+    many = replace(found, slots=found.slots * 5000)
+    assert len(run_page(replace(many, ledger=()))) < 400_000

@@ -1,0 +1,143 @@
+"""Worker actors: started together, heard in one place, killed by pid. These workers are fakes."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import ray
+
+from orchestrator.core.slot import WorkerFailed
+from orchestrator.errors import LostWorkerError, UserCodeError
+from orchestrator.runtime.fleet import Fleet, Place
+from orchestrator.runtime.session import ray_session
+
+pytestmark = pytest.mark.runtime
+
+NAMES = ("a-0", "b-0", "c-0")
+
+
+@dataclass(frozen=True)
+class Hello:
+    pid: int
+    ray_node_id: str
+
+
+@dataclass(frozen=True)
+class Said:
+    reports: tuple[()] = ()
+    parts: tuple[()] = ()
+    failure: WorkerFailed | None = None
+    ended_before: int | None = None
+
+
+class FakeWorker:
+    """Answers like a worker; fails on request."""
+
+    def __init__(self, device_id: str) -> None:
+        self._device_id = device_id
+
+    def hello(self) -> Hello:
+        return Hello(os.getpid(), ray.get_runtime_context().get_node_id())
+
+    def poll(self, linger_s: float) -> Said:
+        time.sleep(linger_s / 10)
+        return Said(ended_before=7)
+
+    def fail(self, first: str) -> None:
+        if self._device_id == first:
+            time.sleep(0.3)
+            raise UserCodeError("loss raised ValueError: no", "Traceback of the user")
+        raise RuntimeError(f"lost contact with {first}: closed")
+
+    def nap(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return self._device_id
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        with ray_session(len(NAMES)):
+            yield
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    started = Fleet(FakeWorker, [Place(name) for name in NAMES], lambda place: (place.device_id,))
+    started.greet(60.0)
+    yield started
+    started.close(5.0)
+
+
+def test_workers_answer_together_in_the_time_of_the_slowest(fleet: Fleet) -> None:
+    started_s = time.monotonic()
+    each = {"a-0": (0.4,), "b-0": (0.8,), "c-0": (0.6,)}
+    answers = fleet.call("nap", timeout_s=30.0, each=each)
+    assert answers == {name: name for name in NAMES}
+    assert time.monotonic() - started_s < 1.6  # one after another: 1.8 s
+
+
+def test_of_many_errors_the_users_own_is_raised(fleet: Fleet) -> None:
+    with pytest.raises(UserCodeError, match="no") as raised:
+        fleet.call("fail", "b-0", timeout_s=30.0)
+    assert raised.value.user_traceback == "Traceback of the user"
+
+
+def test_whoever_does_not_answer_is_named(fleet: Fleet) -> None:
+    each = {"a-0": (0.0,), "b-0": (5.0,), "c-0": (0.0,)}
+    with pytest.raises(LostWorkerError, match="device b-0 did not answer 'nap' within 1 s"):
+        fleet.call("nap", timeout_s=1.0, each=each)
+
+
+def test_news_come_with_their_device(fleet: Fleet) -> None:
+    seen: dict[str, int | None] = {}
+    deadline_s = time.monotonic() + 30.0
+    while len(seen) < len(NAMES) and time.monotonic() < deadline_s:
+        heard, losses = fleet.gather(1.0)
+        assert losses == ()
+        seen.update({device_id: news.ended_before for device_id, news in heard})
+    assert seen == dict.fromkeys(NAMES, 7)
+
+
+def test_a_killed_process_is_a_loss_told_once(fleet: Fleet) -> None:
+    fleet.gather(0.1)
+    fleet.kill("b-0")
+    losses = []
+    deadline_s = time.monotonic() + 30.0
+    while not losses and time.monotonic() < deadline_s:
+        losses += fleet.gather(0.5)[1]
+    assert [(loss.device_id, loss.reason) for loss in losses] == [("b-0", "its process was killed")]
+    assert fleet.gather(0.5)[1] == ()
+    assert fleet.lost_ids == ("b-0",)
+
+
+def test_a_stopped_process_is_ended_once_it_is_silent_for_too_long(fleet: Fleet) -> None:
+    greeting = fleet.greet(30.0)["c-0"]
+    os.kill(greeting.pid, signal.SIGSTOP)
+    lost = []
+    deadline_s = time.monotonic() + 30.0
+    while not lost and time.monotonic() < deadline_s:
+        fleet.gather(0.2)
+        lost += fleet.kill_silent(1.0)
+    assert [loss.device_id for loss in lost] == ["c-0"]
+    assert "answered nothing for" in lost[0].reason
+    assert not _alive(greeting.pid)
+
+
+def _alive(pid: int) -> bool:
+    deadline_s = time.monotonic() + 10.0
+    while time.monotonic() < deadline_s:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.05)  # its parent has to reap it
+    return True

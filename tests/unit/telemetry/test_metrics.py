@@ -1,0 +1,225 @@
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from orchestrator.core.durable import LedgerEntry
+from orchestrator.core.slot import (
+    CommittedStep,
+    DeviceView,
+    Rates,
+    RunEvent,
+    SlotJournal,
+    SlotRecord,
+    StepReport,
+)
+from orchestrator.telemetry.metrics import METRICS, Exporter, MetricsOptions, RunFacts
+from tests.unit.builders import make_device, make_group, make_plan
+
+UNITS = ("_seconds", "_bytes", "_ratio", "_usd", "_per_second", "_per_hour", "_per_usd")
+COUNTS_AND_STATES = {
+    "loss", "grad_norm", "learning_rate", "devices", "device_straggler", "worker_up", "generation",
+    "groups", "stages", "num_microbatches", "plan_info", "penalty_weight", "lease_samples",
+    "build_info",
+}  # fmt: skip
+BOUNDED_LABELS = {
+    "group", "phase", "device", "kind", "pool", "state", "zone", "reason", "decision", "schedule",
+    "strategy", "status", "version",
+}  # fmt: skip
+FACTS = RunFacts(
+    strategy="joint", budget_usd_per_hour=4.0, budget_usd=8.0, zone_of_pool={"gpu": "z1"},
+    num_samples=1000,
+)  # fmt: skip
+DEVICES = [make_device(f"gpu-{i}") for i in range(3)]
+
+
+def view(device_id: str, state: str = "used") -> DeviceView:
+    return DeviceView(device_id, "gpu", "gpu", state, 1.5, straggler=True, price_per_hour=3.6)  # type: ignore[arg-type]
+
+
+def make_record(num_devices: int = 3) -> SlotRecord:
+    """The end of a slot in which the plan of all devices changed to a pipeline."""
+    plan = make_plan(make_group(DEVICES[:num_devices], range(num_devices + 1), [1, 1]))
+    rates = Rates(0.5, 16.0, 3.5, (("gpu-0", 1000),))
+    return SlotRecord(
+        slot=3,
+        time_s=180.0,
+        step=40,
+        generation=1,
+        decision="switch",
+        reason="switch: gpu-0 runs slower",
+        plan=plan,
+        next_plan=plan,
+        predicted=rates,
+        measured=replace(rates, step_s=0.6),
+        backlog_usd=0.1,
+        penalty_weight=1e-5,
+        price_of_money_samples_per_usd=1e4,
+        marginal_values=(),
+        spent_usd=2.0,
+        budget_usd=2.5,
+        overspend_bound_usd=0.5,
+        solve_s=0.2,
+        migration_s=0.3,
+        moved_bytes=10**6,
+        control_cpu_s=0.25,
+        devices=tuple(view(d.device_id) for d in DEVICES[:num_devices]),
+        loss=2.5,
+        grad_norm=1.0,
+        lr=1e-3,
+        samples=320,
+        num_late=1,
+        num_operations=100,
+        stragglers=("gpu-0",),
+        fallbacks=("assignment: time limit",),
+        price_age_s=(("gpu", 0.0),),
+    )
+
+
+def make_journal() -> SlotJournal:
+    report = StepReport(1, 39, "gpu-0", 0, 8, 0.0, 0.5, 0.5, 0.4, reduce_s=0.05)
+    return SlotJournal(
+        reports=(report, replace(report, device_id="gpu-1", compute_s=0.2)),
+        steps=(CommittedStep(39, 1, 312, 320, 0.5, 0.5, 2.5, skipped=True),),
+        ledger=(
+            LedgerEntry(0.0, 60.0, "gpu-0", "gpu", 3.6, 0.06),
+            LedgerEntry(0.0, 60.0, "gpu-0", "gpu", 0.0, 0.0, 1e6, 0.01, "egress"),
+        ),
+        events=(RunEvent(180.0, 3, "lost", "gone", "gpu-2"),),
+    )
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[list[Exporter]]:
+    """Exporters of this module, closed together: each takes half a second to stop listening."""
+    exporters: list[Exporter] = []
+    yield exporters
+    with ThreadPoolExecutor(len(exporters)) as pool:
+        list(pool.map(Exporter.close, exporters))
+
+
+@pytest.fixture
+def exporter(opened: list[Exporter]) -> Exporter:
+    opened.append(Exporter(0, "127.0.0.1", "demo", FACTS))
+    return opened[-1]
+
+
+def scrape(exporter: Exporter) -> str:
+    host, port = exporter.address
+    with urlopen(f"http://{host}:{port}/metrics") as answer:
+        return str(answer.read().decode())
+
+
+def value(exporter: Exporter, name: str, **labels: str) -> float | None:
+    return exporter.registry.get_sample_value(f"lyray_{name}", {"run": "demo", **labels})
+
+
+def test_every_name_carries_its_unit() -> None:
+    for name, metric in METRICS.items():
+        base = name.removesuffix("_total")
+        assert (metric.kind == "counter") == name.endswith("_total"), name
+        if metric.kind == "counter":
+            continue
+        assert base.endswith(UNITS) or base in COUNTS_AND_STATES, name
+
+
+def test_labels_come_from_bounded_sets() -> None:
+    """ray-project/ray#47289: names and ids blow up the number of series."""
+    for name, metric in METRICS.items():
+        assert set(metric.labels) <= BOUNDED_LABELS, name
+
+
+def test_no_metric_is_declared_and_never_shown(exporter: Exporter) -> None:
+    """kuberay#1493: panels stay empty."""
+    exporter.journal(make_journal())
+    exporter.slot(make_record())
+    page = scrape(exporter)
+    for name in METRICS:
+        assert any(
+            line.startswith((f"lyray_{name}{{", f"lyray_{name}_bucket{{"))
+            for line in page.splitlines()
+        ), name
+    assert "_created" not in page
+
+
+def test_money_is_counted_by_pool_and_zone(exporter: Exporter) -> None:
+    exporter.journal(make_journal())
+    exporter.journal(make_journal())
+    assert value(exporter, "cost_usd_total", pool="gpu") == pytest.approx(0.12)
+    assert value(exporter, "egress_usd_total", zone="z1") == pytest.approx(0.02)
+
+
+def test_predicted_and_measured_stand_side_by_side(exporter: Exporter) -> None:
+    exporter.slot(make_record())
+    assert value(exporter, "predicted_step_seconds") == 0.5
+    assert value(exporter, "measured_step_seconds") == 0.6
+    assert value(exporter, "prediction_error_ratio") == pytest.approx(0.2)
+
+
+def test_the_phases_of_a_group_are_those_of_its_busiest_device(exporter: Exporter) -> None:
+    exporter.journal(make_journal())
+    assert value(exporter, "step_phase_seconds", group="0", phase="compute") == pytest.approx(0.4)
+    assert value(exporter, "bubble_ratio", group="0") == pytest.approx(1 - 0.6 / 1.0)
+
+
+def test_series_of_a_departed_device_vanish(exporter: Exporter) -> None:
+    exporter.slot(make_record(3))
+    assert 'device="gpu-2"' in scrape(exporter)
+    gone = replace(view("gpu-2"), state="lost")
+    exporter.slot(replace(make_record(2), devices=(*make_record(2).devices, gone)))
+    assert value(exporter, "worker_up", device="gpu-2") == 0.0
+    exporter.slot(make_record(2))
+    assert 'device="gpu-2"' not in scrape(exporter)
+
+
+def test_series_of_a_group_that_no_longer_exists_vanish(exporter: Exporter) -> None:
+    record = make_record()
+    exporter.slot(record)
+    assert value(exporter, "stages", group="0") == 3
+    exporter.slot(replace(record, next_plan=make_plan()))
+    assert value(exporter, "stages", group="0") is None
+    assert value(exporter, "groups") == 0
+
+
+def test_a_free_text_reason_becomes_one_of_a_few(exporter: Exporter) -> None:
+    exporter.slot(replace(make_record(), reason="gpu-17 exploded at step 12345"))
+    assert value(exporter, "decisions_total", decision="switch", reason="other") == 1
+
+
+def test_a_taken_port_gives_the_next_free_one() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        exporter = Exporter(port, "127.0.0.1", "demo")
+        assert exporter.address[1] > port
+        assert "lyray_build_info" in scrape(exporter)
+        exporter.close()
+        exporter.close()
+
+
+def test_the_discovery_file_names_the_real_port(exporter: Exporter, tmp_path: Path) -> None:
+    exporter.write_discovery(str(tmp_path / "metrics.json"))
+    host, port = exporter.address
+    assert json.loads((tmp_path / "metrics.json").read_text()) == [
+        {"targets": [f"{host}:{port}"], "labels": {"job": "lyray", "run": "demo"}}
+    ]
+
+
+@pytest.mark.parametrize(("name", "bad"), [("port", -1), ("port", 70000), ("host", "")])
+def test_impossible_options_are_refused_by_name(name: str, bad: int | str) -> None:
+    with pytest.raises(ValueError, match=name):
+        MetricsOptions(**{name: bad})  # type: ignore[arg-type]
+
+
+def test_importing_the_options_does_not_load_the_client() -> None:
+    code = "import sys, orchestrator.telemetry.metrics; print('prometheus_client' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"

@@ -25,6 +25,7 @@ from workers.emulation import EmulatedStage, VirtualClock
 from workers.executor import Executor, RealClock, make_place
 from workers.moving import find_moves, holders, move_layers
 from workers.process_groups import LostContactError, OwnerSet, ProcessGroups
+from workers.profiler import profile_model
 from workers.reduction import GradientSums, layer_owners, make_buckets, tie_owners
 from workers.splitting import SplitModel, load_task, split
 from workers.stage import Stage, StageWork
@@ -170,8 +171,6 @@ class Worker:
         """Measure the layers on this device."""
         assert self._model is not None, "load comes first"
         assert self._task is not None
-        from workers.profiler import profile_model  # noqa: PLC0415
-
         return profile_model(self._model, self._task, self._spec.options, kind=self._device.type)
 
     def connect(
@@ -388,7 +387,7 @@ class Worker:
             OSError: If the storage refuses.
         """
         generation = self._assignment.generation if self._assignment else 0
-        if self._state is None:
+        if self._state is None or not self._first_owned:
             return CheckpointPart(step, (), generation)
         if step != self._next_step:
             raise ValueError(f"asked to save step {step}, but stands before step {self._next_step}")

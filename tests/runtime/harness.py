@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import threading
 import traceback
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from multiprocessing.connection import Connection, wait
@@ -30,7 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0  # nothing here takes seconds on an idle machine; a hang must not take for ever
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["workers.worker", "tests.runtime.harness", "tests.runtime.models"])
+_context.set_forkserver_preload(
+    ["torch._dynamo", "workers.worker", "tests.runtime.harness", "tests.runtime.models"]
+)
 
 
 class ChildError(RuntimeError):
@@ -49,7 +52,7 @@ class _Child:
         while True:
             try:
                 number, name, args = self._pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionError):
                 return
             if name == "run":
                 threading.Thread(target=self._answer, args=(number, name, args)).start()
@@ -63,6 +66,11 @@ class _Child:
             value, ok = traceback.format_exc(), False
         with self._lock:
             self._pipe.send((number, ok, value))
+
+    def _run_apart(self, step: int) -> tuple[RunEnd, dict[int, str]]:
+        assert self._worker is not None
+        self._worker.extend(step + 1)
+        return self._worker.run(), self._worker.checksums()
 
     def _call(self, name: str, args: tuple[Any, ...]) -> object:
         if name == "start":
@@ -78,6 +86,8 @@ class _Child:
                     items.append(self._worker.outbox.get_nowait())
             except Empty:
                 return items
+        if name == "run_apart":
+            return [self._run_apart(step) for step in range(*args)]
         if name == "exit":
             os._exit(1)
         return getattr(self._worker, name)(*args)
@@ -167,10 +177,11 @@ class Fleet:
         return self.all("news")
 
     def _answer(self, rank: int, number: int) -> Any:
-        if not wait([self._pipes[rank]], PATIENCE_S):
-            raise TimeoutError(f"{self.devices[rank]} did not answer within {PATIENCE_S} s")
-        got, ok, value = self._pipes[rank].recv()
-        assert got == number, f"{self.devices[rank]} answered order {got} instead of {number}"
+        got = -1
+        while got != number:  # an order that raised on another worker left answers behind
+            if not wait([self._pipes[rank]], PATIENCE_S):
+                raise TimeoutError(f"{self.devices[rank]} did not answer within {PATIENCE_S} s")
+            got, ok, value = self._pipes[rank].recv()
         if not ok:
             raise ChildError(f"{self.devices[rank]}:\n{value}")
         return value
@@ -190,6 +201,25 @@ class Fleet:
                 **options,
             ),
         )
+
+    def run_apart(self, plan: Plan, first_step: int, end_step: int) -> int:
+        """Run step by step and compare the bits of all replicas after each.
+
+        Returns the number of layers that have replicas.
+        """
+        ranks = [self.devices.index(d) for d in plan.device_ids]
+        answers = self.all("run_apart", first_step, end_step, ranks=ranks)
+        num_replicated = 0
+        for step, row in enumerate(zip(*answers, strict=True), start=first_step):
+            held = defaultdict(list)
+            for end, checksums in row:
+                assert end.next_step == step + 1, f"{row}; {self.news()}"
+                for layer, checksum in checksums.items():
+                    held[layer].append(checksum)
+            unlike = sorted(layer for layer, found in held.items() if len(set(found)) > 1)
+            assert not unlike, f"replicas of layers {unlike} differ after step {step}"
+            num_replicated = sum(len(found) > 1 for found in held.values())
+        return num_replicated
 
     def run(self, plan: Plan) -> RunEnd:
         """Run the active workers to the end of their window; all must stop at the same step."""
@@ -240,7 +270,7 @@ def make_spec(task: str, run_url: str, **changes: Any) -> WorkerSpec:
     worker = {name: changes.pop(name) for name in of_worker}
     optimizer = dict(changes.pop("optimizer", {"name": "sgd", "lr": 0.05, "momentum": 0.9}))
     options = TrainingOptions(
-        task=f"tests.runtime.models:{task}",
+        task=task if ":" in task else f"tests.runtime.models:{task}",
         optimizer=OptimizerOptions(
             name=optimizer.pop("name"), lr=optimizer.pop("lr"), arguments=optimizer
         ),

@@ -1,10 +1,16 @@
-"""Small tasks that the exactness tests train, each with one trait that could go wrong."""
+"""Small tasks that the exactness tests train, each with traits that could go wrong."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from orchestrator.core.model import Task
+
+IGNORED = -100
+
+
+def _dtype(double: bool) -> torch.dtype:
+    return torch.float64 if double else torch.float32
 
 
 class Rows:
@@ -30,18 +36,221 @@ def squares(output: Tensor, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
 class Block(nn.Module):
     """A residual layer."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, 2 * width)
         self.down = nn.Linear(2 * width, width)
+        self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(functional.gelu(self.up(self.norm(x))))
+        return x + self.drop(self.down(functional.gelu(self.up(self.norm(x)))))
 
 
 def mlp(num_layers: int = 6, width: int = 8, num_samples: int = 64, double: bool = False) -> Task:
     """Residual layers; plain."""
-    dtype = torch.float64 if double else torch.float32
+    dtype = _dtype(double)
     layers = [Block(width).to(dtype) for _ in range(num_layers)]
     return Task(layers=layers, loss=squares, dataset=Rows(num_samples, width, dtype=dtype))
+
+
+# A language model: tied embedding, attention, ragged lengths, dropout ----------------------
+
+
+class Embed(nn.Module):
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.tokens(tokens)
+
+
+class Attention(nn.Module):
+    """Causal attention with a residual: what comes after a sample's end does not reach it."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        # No bias: the keys' would have a gradient of exactly zero, whose rounding noise Adam
+        # turns into steps of its own, in one process as well (1e-11 after 20 steps in fp64).
+        self.mix = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.mix(x).chunk(3, dim=-1)
+        attended = functional.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.dropout, is_causal=True
+        )
+        return x + self.out(attended)
+
+
+class Head(nn.Module):
+    def __init__(self, embed: Embed | None, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.out = nn.Linear(width, vocabulary, bias=False)
+        if embed is not None:
+            self.out.weight = embed.tokens.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(x))
+
+
+class Sentences:
+    def __init__(self, num_samples: int, vocabulary: int, length: int, *, ragged: bool) -> None:
+        self._num_samples, self._vocabulary = num_samples, vocabulary
+        self._length, self._ragged = length, ragged
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        length = self._length
+        if self._ragged:
+            length = int(torch.randint(2, self._length + 1, (), generator=generator))
+        tokens = torch.randint(self._vocabulary, (length + 1,), generator=generator)
+        targets = tokens[1:].clone()
+        if self._ragged and index % 5 == 0:
+            targets[:] = IGNORED  # a sample without any weight
+        return tokens[:-1], targets
+
+
+def pad(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Pad to the longest sample of the microbatch: shapes differ from microbatch to microbatch."""
+    tokens, targets = zip(*samples, strict=True)
+    return (
+        nn.utils.rnn.pad_sequence(tokens, batch_first=True),
+        nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=IGNORED),
+    )
+
+
+def cross_entropy(output: Tensor, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Sum over valid tokens, and their number."""
+    loss = functional.cross_entropy(
+        output.flatten(0, 1), batch[1].flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    return loss, (batch[1] != IGNORED).sum()
+
+
+def language(
+    tied: bool = True, ragged: bool = False, dropout: float = 0.0, double: bool = True
+) -> Task:
+    """Seven layers: embedding, attention and blocks, head."""
+    vocabulary, width = 13, 8
+    embed = Embed(vocabulary, width)
+    layers = [
+        embed,
+        Attention(width, dropout),
+        Block(width, dropout),
+        Attention(width, dropout),
+        Block(width, dropout),
+        nn.Dropout(dropout),
+        Head(embed if tied else None, vocabulary, width),
+    ]
+    data = Sentences(48, vocabulary, 6, ragged=ragged)
+    layers = [layer.to(_dtype(double)) for layer in layers]
+    if tied:  # ``to`` keeps the Parameter, so the tie holds
+        assert layers[-1].out.weight is embed.tokens.weight
+    return Task(layers=layers, loss=cross_entropy, dataset=data, collate=pad if ragged else None)
+
+
+# What crosses a border, and parameters that learn nothing -----------------------------------
+
+
+class Widen(nn.Module):
+    """Makes the state a tuple: activations, a mask of integers, nothing."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, None]:
+        return x, (x[:, :1] > 0).long(), None
+
+
+class Masked(nn.Module):
+    """Passes a tuple on. ``rare`` is used by some samples only, ``unused`` by none."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.block = Block(width)
+        self.rare = nn.Parameter(torch.full((width,), 0.1))
+        self.unused = nn.Parameter(torch.ones(width))
+
+    def forward(self, state: tuple[Tensor, Tensor, None]) -> tuple[Tensor, Tensor, None]:
+        x, mask, nothing = state
+        x = self.block(x) * (1 + 0.1 * mask)
+        chosen = x[:, 0] > 0.8
+        if chosen.any():
+            x = torch.where(chosen[:, None], x + self.rare, x)
+        return x, mask, nothing
+
+
+class Narrow(nn.Module):
+    def forward(self, state: tuple[Tensor, Tensor, None]) -> Tensor:
+        return state[0]
+
+
+def odd(double: bool = True, frozen: int = 2, width: int = 6) -> Task:
+    """Nine layers: frozen ones in front, tuples with a mask and None, layers that work in place."""
+    layers: list[nn.Module] = [
+        Block(width),
+        Block(width),
+        Widen(),
+        Masked(width),
+        Masked(width),
+        Narrow(),
+        nn.Linear(width, width),
+        nn.ReLU(inplace=True),
+        nn.Linear(width, width),
+    ]
+    layers = [layer.to(_dtype(double)) for layer in layers]
+    for layer in layers[:frozen]:
+        layer.requires_grad_(requires_grad=False)
+    layers[6].bias.requires_grad_(requires_grad=False)
+    return Task(layers=layers, loss=squares, dataset=Rows(40, width, dtype=_dtype(double)))
+
+
+# User code that fails ------------------------------------------------------------------------
+
+
+class Faulty(nn.Module):
+    def __init__(self, width: int, calls: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+        self.calls_left = calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls_left -= 1
+        if self.calls_left < 0:
+            raise KeyError("no such thing")
+        return self.inner(x)
+
+
+def failing(place: str, calls: int = 3) -> Task:
+    """Four layers; ``place`` raises after some calls: layer, shape, loss, data or output."""
+    width = 4
+    layers: list[nn.Module] = [nn.Linear(width, width) for _ in range(4)]
+    data = Rows(32, width)
+    counts = {"loss": calls, "data": 4 * calls}
+
+    def loss(output: Tensor, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
+        counts["loss"] -= 1
+        if place == "loss" and counts["loss"] < 0:
+            raise ZeroDivisionError("a loss of mine")
+        return squares(output, batch)
+
+    class Data(Rows):
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            counts["data"] -= 1
+            if place == "data" and counts["data"] < 0:
+                raise OSError("a file of mine")
+            return super().__getitem__(index)
+
+    if place == "layer":
+        layers[2] = Faulty(width, calls)
+    if place == "shape":
+        layers[2] = nn.Linear(width + 1, width)
+    if place == "output":
+        layers[2] = Widen()
+        layers[3] = nn.Flatten(0)
+    data = Data(32, width)
+    return Task(layers=layers, loss=loss, dataset=data)

@@ -75,7 +75,11 @@ class WorkerActor:
         """
         torch.set_num_threads(self._num_threads)
         self._worker = Worker(spec, self._device_id)
-        return self._worker.load()
+        info = self._worker.load()
+        # torch loads its compiler with the first optimizer: a second that nobody should be
+        # billed for between two steps.
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0).step()
+        return info
 
     def profile(self) -> ModelProfile:
         """Measure the layers on this device."""

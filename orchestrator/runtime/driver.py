@@ -51,30 +51,20 @@ class HeadActor:
         self._head.stop(reason)
 
 
-@dataclass(frozen=True, slots=True)
-class JobEnd:
-    """How a job ended: the last line on stdout, and the exit code."""
-
-    status: str
-    reason: str
-    run_dir: str
-    exit_code: int
-
-
 def run_job(
     config: RunConfig,
     *,
     resume: str = "auto",
     view: View | None = None,
-    compare: tuple[str, ...] = (),
-) -> JobEnd:
+    comparing: Comparing | None = None,
+) -> Outcome:
     """Train: the whole of ``lyray run``. Nothing it started is left when it returns or raises.
 
     Args:
         config: The whole file.
         resume: ``auto``, ``never``, or the path of a checkpoint or run to start from.
         view: Told what happens, on this thread.
-        compare: Strategies whose plans are measured beside joint's before the first step.
+        comparing: Strategies to measure before the first step.
 
     Returns:
         How it ended. SIGINT and SIGTERM end it after a checkpoint, with status ``stopped``.
@@ -82,17 +72,19 @@ def run_job(
     Raises:
         OrchestratorError: What went wrong; an error in the user's code is a UserCodeError.
     """
-    outcome = open_folder(config, resume)
-    stopped_by: list[signal.Signals] = []
-    if outcome is None:
-        num_devices = sum(offer.count for offer in config.cluster.offers)
-        comparing = Comparing(compare) if compare else None
-        with ray_session(num_devices):
-            outcome = _run_head(config, view, comparing, stopped_by)
-    code = {"finished": 0, "budget": 3}.get(outcome.status, 128 + signal.SIGINT)
-    if outcome.status == "stopped" and stopped_by:
-        code = 128 + stopped_by[0]
-    return JobEnd(outcome.status, outcome.reason, config.run.run_url, code)
+    done = open_folder(config, resume)
+    if done is not None:
+        return done
+    with ray_session(sum(offer.count for offer in config.cluster.offers)):
+        return _run_head(config, view, comparing)
+
+
+def exit_code(outcome: Outcome) -> int:
+    """Exit status of a command that ends with this outcome."""
+    if outcome.status == "stopped":
+        number = signal.SIGTERM if signal.SIGTERM.name in outcome.reason else signal.SIGINT
+        return 128 + number
+    return {"finished": 0, "budget": 3}[outcome.status]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,20 +140,20 @@ class Trainer:
         Raises:
             ConfigError: If there is nothing to run as the file stands.
         """
-        return self._fit(resume, ())
+        return self._fit(resume, None)
 
     def compare(self, *strategies: str) -> Result:
         """Measure plans of these strategies beside joint's in short runs, then train.
 
         What they gave is in ``compare.json`` of the run's folder.
         """
-        return self._fit("auto", strategies)
+        return self._fit("auto", Comparing(strategies))
 
-    def _fit(self, resume: str, compare: tuple[str, ...]) -> Result:
+    def _fit(self, resume: str, comparing: Comparing | None) -> Result:
         run_url = self._config.run.run_url
         error: OrchestratorError | None = None
         try:
-            run_job(self._config, resume=resume, view=self._view, compare=compare)
+            run_job(self._config, resume=resume, view=self._view, comparing=comparing)
         except ConfigError:
             raise
         except OrchestratorError as found:
@@ -237,22 +229,18 @@ class _Callbacks:
 # The head and this process --------------------------------------------------------------
 
 
-def _run_head(
-    config: RunConfig,
-    view: View | None,
-    comparing: Comparing | None,
-    stopped_by: list[signal.Signals],
-) -> Outcome:
+def _run_head(config: RunConfig, view: View | None, comparing: Comparing | None) -> Outcome:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # No restart: a head that comes back alone has no workers. Threads: the loop, and answers.
     options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 4, "scheduling_strategy": here}
     shell: Any = ray.remote(**options)(HeadActor)  # type: ignore[call-overload]  # partly typed
     head = shell.remote(config, str(Path.cwd()))
     try:
-        with _stop_signals(head, stopped_by):
+        with _stop_signals(head):
             return _follow(head, head.run.remote(comparing), view)
-    except _SecondSignalError:
-        return Outcome("stopped", "stopped by a second signal, without waiting", resumable=True)
+    except _SecondSignalError as error:
+        reason = f"stopped by {error}, then at once by a second signal"
+        return Outcome("stopped", reason, resumable=True)
     finally:
         ray.kill(head)
 
@@ -297,21 +285,21 @@ class _SecondSignalError(Exception):
 
 
 @contextmanager
-def _stop_signals(head: Any, seen: list[signal.Signals]) -> Iterator[None]:
+def _stop_signals(head: Any) -> Iterator[None]:
     """Inside the block, SIGINT and SIGTERM ask the head to stop; a second one does not wait.
 
-    ``seen`` takes the signals that came. Entered after ``ray.init``, which installs a handler
-    of its own for SIGTERM.
+    Entered after ``ray.init``, which installs a handler of its own for SIGTERM.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python hands signals to the main thread only
         return
+    seen: list[str] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        seen.append(signal.Signals(number))
+        seen.append(signal.Signals(number).name)
         if len(seen) > 1:
-            raise _SecondSignalError
-        head.stop.remote(f"stopped by {seen[0].name}")
+            raise _SecondSignalError(seen[0])
+        head.stop.remote(f"stopped by {seen[0]}")
 
     old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

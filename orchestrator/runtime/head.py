@@ -25,12 +25,15 @@ from orchestrator.runtime.compare import Comparison, entries, measure
 from orchestrator.runtime.news import Comparing, Cursor, HeadNews
 from orchestrator.runtime.setup import Rig, set_up
 from orchestrator.strategies.registry import make_strategy
-from orchestrator.telemetry.metrics import Exporter
+from orchestrator.telemetry.metrics import Exporter, RunFacts
 
 logger = logging.getLogger(__name__)
 
 COMPARE_FILE = "compare.json"
 """What strategies promised and gave in short runs before the first step."""
+
+DISCOVERY_FILE = "prometheus_targets.json"
+"""For Prometheus' file_sd_configs: where this run's exporter listens."""
 
 
 class _StoppedEarlyError(Exception):
@@ -110,9 +113,13 @@ class Head:
         )
         if comparing is not None:
             self._compare(comparing, rig, backend)
-        exporter = Exporter(
-            self._config.metrics.port, self._config.metrics.host, self._config.run.name
-        )
+        exporter = self._export(rig)
+
+        def book(journal: SlotJournal) -> None:
+            self._store.write_journal(journal)
+            self._events += journal.events
+            exporter.journal(journal)
+
         loop = ControlLoop(
             backend=backend,
             strategy=make_strategy(self._config.control.strategy),
@@ -123,7 +130,7 @@ class Head:
             state=state,
             sinks=(self._record, exporter.slot),
             save=self._store.save_state,
-            book=self._book,
+            book=book,
             stopwatch=time.monotonic,
             cpu_clock=time.process_time,
         )
@@ -137,6 +144,24 @@ class Head:
             exporter.close()
         assert loop.outcome is not None, "an ended loop has an outcome"
         return loop.outcome
+
+    def _export(self, rig: Rig) -> Exporter:
+        """Listen for Prometheus, and say where in the run's folder."""
+        config = self._config
+        average_usd = config.budget.average_per_hour_usd
+        total_usd = config.budget.total_usd
+        facts = RunFacts(
+            strategy=config.control.strategy,
+            budget_usd_per_hour=average_usd,
+            budget_usd=average_usd * config.budget.horizon_hours
+            if total_usd is None
+            else total_usd,
+            zone_of_pool={offer.pool: offer.zone for offer in rig.cluster.offers},
+            num_samples=rig.num_samples,
+        )
+        exporter = Exporter(config.metrics.port, config.metrics.host, config.run.name, facts)
+        exporter.write_discovery(self._store.url(DISCOVERY_FILE))
+        return exporter
 
     def _options(self, rig: Rig) -> LoopOptions:
         config = self._config
@@ -191,10 +216,6 @@ class Head:
     def _record(self, record: SlotRecord) -> None:
         storage.append_line(self._store.url("slots.jsonl"), slot_json(record))
         self._slots.append(record)
-
-    def _book(self, journal: SlotJournal) -> None:
-        self._store.write_journal(journal)
-        self._events += journal.events
 
     def _write_result(self, status: str, reason: str, *, resumable: bool) -> None:
         state, last = self._store.load_state(), self._slots[-1] if self._slots else None

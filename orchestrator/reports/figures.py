@@ -56,6 +56,8 @@ def percent(ratio: float | None) -> str:
     """A ratio as a percentage."""
     if ratio is None or not math.isfinite(ratio):
         return _DASH
+    if 0 < ratio < 0.001:
+        return "< 0.1 %"
     return f"{100 * ratio:.1f} %" if abs(ratio) < 0.1 else f"{100 * ratio:.0f} %"
 
 

@@ -86,7 +86,7 @@ def plan_words(plan: Mapping[str, object]) -> str:
     lines = []
     for group in groups:
         chain = " > ".join(
-            f"{'+'.join(stage['devices'])} [{stage['first_layer']}:{stage['end_layer']}]"
+            f"{'+'.join(stage['devices'])}[{stage['first_layer']}:{stage['end_layer']}]"
             for stage in group["stages"]
         )
         lines.append(f"{sum(group['microbatches'])}: {chain}")
@@ -129,7 +129,7 @@ def comparison_table(found: RunFound) -> Table | None:
     return _table("Strategies, measured in short runs", COMPARISON_HEAD, comparison_rows(found), 5)
 
 
-PLAN_HEAD = ("slots", "to step", "samples: device [layers] > ...", "step predicted",
+PLAN_HEAD = ("slots", "to step", "samples: device[layers] > ...", "step predicted",
              "step measured", "$/h", "why")  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Group as Parts
 from rich.table import Table
 from rich.text import Text
 
@@ -14,9 +16,10 @@ from orchestrator.reports.records import plan_data
 from orchestrator.storage import Json
 
 ROW_HEAD = (
-    "strategy", "samples: device [layers] > ...", "step", "samples/s", "$/h", "$/1M samples",
-    "tightest memory", "CHOSEN",
+    "strategy", "samples: device[layers] > ...", "step", "samples/s", "$/h", "$/1M samples",
+    "memory", "CHOSEN",
 )  # fmt: skip
+PLAN_COLUMN = 1
 FIGURE_COLUMNS = (2, 3, 4, 5, 6)
 
 
@@ -73,25 +76,30 @@ def make_row(
 def group_text(group: Group) -> str:
     """A group on one line: its samples, then each stage's device and layers."""
     chain = " > ".join(
-        f"{'+'.join(s.team.device_ids)} [{s.first_layer}:{s.end_layer}]" for s in group.stages
+        f"{'+'.join(s.team.device_ids)}[{s.first_layer}:{s.end_layer}]" for s in group.stages
     )
     return f"{group.num_samples}: {chain}"
 
 
-def plan_table(rows: Sequence[PlanRow], *, batch_samples: int) -> Table:
-    """The rows as a table for a terminal, the chosen one ticked."""
-    table = Table(title=f"Plans for a global batch of {batch_samples}", title_justify="left")
+def plan_table(rows: Sequence[PlanRow], *, batch_samples: int) -> Parts:
+    """The rows for a terminal of any width: figures with a tick, then who does what."""
+    title = f"Plans for a global batch of {batch_samples}"
+    numbers = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, collapse_padding=True
+    )
+    plans = Table(box=None, header_style="dim", pad_edge=False)
     for index, name in enumerate(ROW_HEAD):
-        table.add_column(
-            Text(name),
-            justify="right" if index in FIGURE_COLUMNS else "left",
-            no_wrap=index in FIGURE_COLUMNS,
-            overflow="fold",
-        )
+        if index != PLAN_COLUMN:
+            figure = index in FIGURE_COLUMNS
+            numbers.add_column(Text(name), justify="right" if figure else "left", no_wrap=True)
+    plans.add_column("strategy", no_wrap=True)
+    plans.add_column(Text(ROW_HEAD[PLAN_COLUMN]))
     for row in rows:
         style = "bold" if row.chosen else "red" if row.problem else ""
-        table.add_row(*map(Text, row_cells(row)), style=style, end_section=row.chosen)
-    return table
+        cells = [Text(cell) for cell in row_cells(row)]
+        plans.add_row(cells[0], cells.pop(PLAN_COLUMN), style=style)
+        numbers.add_row(*cells, style=style)
+    return Parts(numbers, plans)
 
 
 def _figures(row: PlanRow) -> tuple[str, ...]:
@@ -102,7 +110,7 @@ def _figures(row: PlanRow) -> tuple[str, ...]:
         figures.seconds(row.estimate.step_s),
         figures.number(row.estimate.samples_per_s),
         figures.usd(row.cost_per_hour_usd),
-        figures.usd(row.usd_per_million_samples),
+        f"${figures.number(row.usd_per_million_samples)}",
         memory if row.tightest_device else "-",
     )
 

@@ -135,7 +135,7 @@ def what_if(config: RunConfig, measured: ModelProfile) -> WhatIf:
     rows = [replace(_row(strategy, best, cluster, speedup), chosen=True)]
     affordable = _within_budget(strategy, problem, best)
     if affordable is not None:
-        rows.append(_row(f"{strategy}, at the budget", affordable, cluster, speedup))
+        rows.append(_row(f"{strategy} in budget", affordable, cluster, speedup))
     for name in PLAN_BASELINES:
         if name == strategy:
             continue

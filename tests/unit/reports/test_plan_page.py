@@ -79,12 +79,12 @@ def test_an_idle_row_has_no_price_of_samples_and_no_tight_device() -> None:
 def test_the_table_ticks_the_chosen_plan_and_says_why_another_is_refused() -> None:
     screen = StringIO()
     table = plan_table([replace(ROW, chosen=True), REFUSED], batch_samples=6)
-    Console(width=160, file=screen).print(table)
+    Console(width=80, file=screen).print(table)
     text = screen.getvalue()
-    line = next(line for line in text.splitlines() if "joint" in line)
-    assert "✔" in line
-    assert "4: fast-0 [0:2] > mid-0 [2:4]" in line
-    assert "2: slow-0 [0:4]" in text
+    figures, who = (line for line in text.splitlines() if "joint" in line)
+    assert "✔" in figures
+    assert "4: fast-0[0:2] > mid-0[2:4]" in who
+    assert "2: slow-0[0:4]" in text
     assert "too <large>" in text
 
 

@@ -1,25 +1,23 @@
 """The one model of step time, memory and money: search, decision and simulation all ask it."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import fsum
 from typing import NamedTuple
 
 from orchestrator.core.cluster import Device, Link, Team
 from orchestrator.core.plan import Group, Stage
-from orchestrator.core.schedule import list_schedule
 from orchestrator.core.slot import IDLE_ESTIMATE, PlanningProblem, StepEstimate
 from orchestrator.planning.memory import MemoryModel
 from orchestrator.planning.pipeline import (
     Chain,
-    exposed_s,
+    count_sizes,
     make_chain,
     period_s,
     pipeline_s,
 )
-from orchestrator.planning.sums import GradientSum, GradientSums
+from orchestrator.planning.sums import GradientSums
 from orchestrator.planning.tables import LayerTables
 
 SLOW_LINK_RATIO = 0.10  # of the longest stage: from here on more microbatches are kept in flight
@@ -36,6 +34,14 @@ class GroupCurve:
     def seconds(self, num_microbatches: int) -> float:
         """Time of a step's pipeline; its gradient sums come after."""
         return self.fill_drain_s + (num_microbatches - 1) * self.period_s
+
+
+class _ChainFigures(NamedTuple):
+    """What one microbatch of a size costs on a group's stages."""
+
+    chain: Chain
+    egress_usd: float
+    interpolated: bool
 
 
 class _GroupFigures(NamedTuple):
@@ -69,8 +75,10 @@ class CostModel:
         self._slowdowns: dict[tuple[str, ...], float] = {}
         self._links: dict[tuple[str, str], Link] = {}
         self._seconds: dict[tuple[tuple[str, ...], int, int, int], tuple[float, float]] = {}
-        self._chains: dict[tuple[object, ...], Chain] = {}
-        self._figures: dict[tuple[Group, str], _GroupFigures] = {}
+        self._updates: dict[tuple[tuple[str, ...], int, int], float] = {}
+        self._chains: dict[tuple[object, ...], _ChainFigures] = {}
+        self._inflight: dict[tuple[object, ...], tuple[Stage, ...]] = {}
+        self._figures: dict[tuple[object, ...], _GroupFigures] = {}
         self._sums = GradientSums(self.tables, self.link, self.device)
 
     # Lookups -------------------------------------------------------------------------
@@ -116,21 +124,15 @@ class CostModel:
             self._seconds[key] = found
         return found
 
-    def boundary_s(self, source: Team, target: Team, border_layer: int, microbatch: int) -> float:
-        """Seconds to carry one boundary from a stage to its neighbour over the idle link."""
-        return self.link(source, target).transfer_s(
-            self.tables.boundary_bytes(border_layer, microbatch)
-        )
-
     def memory_error(self, groups: Sequence[Group], schedule: str = "1f1b") -> str | None:
         """Which device lacks most memory, and how much; None when all fit."""
         return self.memory.error(groups, schedule)
 
     # Time of a group (3.2, 3.3) ------------------------------------------------------
 
-    def _chain(self, stages: tuple[Stage, ...], microbatch: int) -> Chain:
+    def _chain(self, stages: tuple[Stage, ...], microbatch: int) -> _ChainFigures:
         key = (
-            tuple((s.team.device_ids, s.first_layer) for s in stages),
+            tuple([(s.team.device_ids, s.first_layer) for s in stages]),
             stages[-1].end_layer,
             microbatch,
         )
@@ -139,17 +141,24 @@ class CostModel:
             found = self._chains[key] = self._build_chain(stages, microbatch)
         return found
 
-    def _build_chain(self, stages: tuple[Stage, ...], microbatch: int) -> Chain:
+    def _build_chain(self, stages: tuple[Stage, ...], microbatch: int) -> _ChainFigures:
         seconds = [
             self.stage_seconds(s.team, s.first_layer, s.end_layer, microbatch) for s in stages
         ]
-        borders_s, occupied_s = [], 0.0
+        borders_s, occupied_s, egress_usd = [], 0.0, 0.0
         for upper, lower in pairwise(stages):
             size = self.tables.boundary_bytes(upper.end_layer - 1, microbatch)
             down, up = self.link(upper.team, lower.team), self.link(lower.team, upper.team)
             borders_s.append((down.transfer_s(size), up.transfer_s(size)))
             occupied_s = max(occupied_s, down.occupied_s(size), up.occupied_s(size))
-        return make_chain(seconds, borders_s, occupied_s)
+            egress_usd += (down.egress_usd_per_byte + up.egress_usd_per_byte) * size
+        return _ChainFigures(
+            chain=make_chain(seconds, borders_s, occupied_s),
+            egress_usd=egress_usd,
+            interpolated=any(
+                self.tables.times(s.team.kind, s.team.size, microbatch).interpolated for s in stages
+            ),
+        )
 
     def with_inflight(
         self,
@@ -166,22 +175,45 @@ class CostModel:
         the longest stage, as far as memory allows; the last stage keeps 1, and K_s never
         grows along the chain, which would deadlock. GPipe: all microbatches.
         """
-        count = len(stages)
-        if schedule == "gpipe":
-            return tuple(replace(s, inflight=num_microbatches) for s in stages)
-        chain = self._chain(stages, microbatch)
-        slow = max((*chain.down_s, *chain.up_s), default=0.0) > SLOW_LINK_RATIO * max(chain.work_s)
-        found, limit = [], num_microbatches + 2 * count
-        for s, stage in enumerate(stages):
-            inflight = count - s
-            if slow:
-                room = self.memory.max_held(stage, microbatch, replicated=replicated)
-                wanted = 2 * inflight - 1
-                if min(wanted, num_microbatches) > room:
-                    wanted = max(inflight, room)
-                inflight = limit = min(wanted, limit)
-            found.append(stage if stage.inflight == inflight else replace(stage, inflight=inflight))
-        return tuple(found)
+        longest = 2 * len(stages) - 1  # no stage holds more, whatever the share
+        count = num_microbatches if schedule == "gpipe" else min(num_microbatches, longest)
+        key = (
+            tuple([(s.team.device_ids, s.first_layer) for s in stages]),
+            stages[-1].end_layer,
+            microbatch,
+            count,
+            schedule,
+            replicated,
+        )
+        found = self._inflight.get(key)
+        if found is None:
+            if schedule == "gpipe":
+                inflight_S = [count] * len(stages)
+            else:
+                inflight_S = self._one_f_one_b_inflight(stages, microbatch, count, replicated)
+            found = tuple(
+                replace(stage, inflight=inflight)
+                for stage, inflight in zip(stages, inflight_S, strict=True)
+            )
+            self._inflight[key] = found
+        return found
+
+    def _one_f_one_b_inflight(
+        self, stages: tuple[Stage, ...], microbatch: int, count: int, replicated: bool
+    ) -> list[int]:
+        chain = self._chain(stages, microbatch).chain
+        slow_s = SLOW_LINK_RATIO * max(chain.work_s)
+        plain_S = list(range(len(stages), 0, -1))
+        if max((*chain.down_s, *chain.up_s), default=0.0) <= slow_s:
+            return plain_S
+        found: list[int] = []
+        for stage, plain in zip(stages, plain_S, strict=True):
+            room = self.memory.max_held(stage, microbatch, replicated=replicated)
+            wanted = 2 * plain - 1
+            if min(wanted, count) > room:
+                wanted = max(plain, room)
+            found.append(min(wanted, found[-1]) if found else wanted)
+        return found
 
     def curve(
         self,
@@ -201,34 +233,38 @@ class CostModel:
             held = self.memory.max_held(stage, microbatch, replicated=replicated)
             if schedule == "gpipe" or held < stage.inflight:
                 most = min(most, held)
-        chain = self._chain(stages, microbatch)
+        chain = self._chain(stages, microbatch).chain
         return GroupCurve(
             chain.round_trip_s[0], period_s(chain, [s.inflight for s in stages], schedule), most
         )
 
     def _figure(self, group: Group, schedule: str) -> _GroupFigures:
-        key = (group, schedule)
+        key = (
+            tuple([(s.team.device_ids, s.first_layer, s.inflight) for s in group.stages]),
+            group.microbatches,
+            schedule,
+        )
         found = self._figures.get(key)
         if found is None:
             found = self._figures[key] = self._build_figures(group, schedule)
         return found
 
     def _build_figures(self, group: Group, schedule: str) -> _GroupFigures:
-        stages, sizes = group.stages, Counter(group.microbatches)
+        stages, microbatches = group.stages, group.microbatches
+        sizes = count_sizes(microbatches)
+        figures = {m: self._chain(stages, m) for m in sizes}
+        chains = {m: f.chain for m, f in figures.items()}
         inflight_S = [stage.inflight for stage in stages]
-        chains = {m: self._chain(stages, m) for m in sizes}
-        group_s = pipeline_s(chains, group.microbatches, inflight_S, schedule)
-        compute_S = [
-            sum(n * chains[m].work_s[s] for m, n in sizes.items()) for s in range(len(stages))
-        ]
-        links_s = exposed_s(chains, group.microbatches, inflight_S, schedule)
-        last = chains[group.microbatches[-1]]
-        ends, end_s = [], group_s
-        for s in range(len(stages)):
-            ends.append(end_s)
-            if s < len(last.up_s):
-                end_s -= last.backward_s[s] + last.up_s[s]
-        tables = [self.tables.times(s.team.kind, s.team.size, m) for s in stages for m in sizes]
+        compute_S = [0.0] * len(stages)
+        for m, n in sizes.items():
+            compute_S = [
+                total + n * work for total, work in zip(compute_S, chains[m].work_s, strict=True)
+            ]
+        group_s, links_s = pipeline_s(chains, microbatches, inflight_S, schedule)
+        last = chains[microbatches[-1]]
+        ends = [group_s]
+        for backward_s, up_s in zip(last.backward_s, last.up_s, strict=False):
+            ends.append(ends[-1] - backward_s - up_s)
         return _GroupFigures(
             group_s=group_s,
             stage_ends_s=tuple(ends),
@@ -239,25 +275,23 @@ class CostModel:
                 for seconds, stage in zip(compute_S, stages, strict=True)
                 for device in stage.team.device_ids
             ),
-            egress_usd=sum(n * self.egress_usd(stages, m) for m, n in sizes.items()),
-            interpolated=any(t.interpolated for t in tables),
+            egress_usd=sum(n * figures[m].egress_usd for m, n in sizes.items()),
+            interpolated=any(f.interpolated for f in figures.values()),
         )
 
     def _update_s(self, stage: Stage) -> float:
-        size = self.problem.microbatch_samples
-        table = self.tables.times(stage.team.kind, stage.team.size, size).update_s
-        return self.slowdown(stage.team) * (table[stage.end_layer] - table[stage.first_layer])
+        key = (stage.team.device_ids, stage.first_layer, stage.end_layer)
+        found = self._updates.get(key)
+        if found is None:
+            team, size = stage.team, self.problem.microbatch_samples
+            table = self.tables.times(team.kind, team.size, size).update_s
+            found = self.slowdown(team) * (table[stage.end_layer] - table[stage.first_layer])
+            self._updates[key] = found
+        return found
 
     def egress_usd(self, stages: tuple[Stage, ...], microbatch: int) -> float:
         """What one microbatch pays for its boundaries there and back."""
-        total = 0.0
-        for upper, lower in pairwise(stages):
-            per_byte = (
-                self.link(upper.team, lower.team).egress_usd_per_byte
-                + self.link(lower.team, upper.team).egress_usd_per_byte
-            )
-            total += per_byte * self.tables.boundary_bytes(upper.end_layer - 1, microbatch)
-        return total
+        return self._chain(stages, microbatch).egress_usd
 
     # The whole step (3.6, 3.7) -------------------------------------------------------
 
@@ -282,11 +316,10 @@ class CostModel:
         ends_s = stage_ends_s or [f.stage_ends_s for f in figures]
         group_s = tuple(max(ends) for ends in ends_s)
         slowest_s = max(group_s)
-        sums = self._sums.of(groups)
-        sync_s = self._sync_s(sums, groups, ends_s, slowest_s)
+        sync_s, sums_usd = self._sync(groups, ends_s, slowest_s)
         update_s = max(f.update_s for f in figures) + self.problem.model.step_overhead_s
         step_s = slowest_s + sync_s + update_s
-        egress_usd = sum(f.egress_usd for f in figures) + sum(s.egress_usd for s in sums)
+        egress_usd = sum(f.egress_usd for f in figures) + sums_usd
         compute_s = tuple(pair for f in figures for pair in f.compute_s)
         devices_usd_per_s = self.devices_usd_per_s(d for d, _ in compute_s)
         return StepEstimate(
@@ -313,26 +346,18 @@ class CostModel:
                 total += offer.price_usd_per_s
         return total
 
-    def _sync_s(
-        self,
-        sums: Sequence[GradientSum],
-        groups: Sequence[Group],
-        ends_s: Sequence[Sequence[float]],
-        slowest_s: float,
-    ) -> float:
-        if not sums:
-            return 0.0
-        first_of = list(accumulate((len(g.stages) for g in groups), initial=0))
-        release_s = [
-            max(ends_s[g][s] for g, s in z.owners) if self.problem.overlap else slowest_s
-            for z in sums
-        ]
-        finish_s = list_schedule(
-            release_s,
-            [z.duration_s for z in sums],
-            [[first_of[g] + s for g, s in z.owners] for z in sums],
+    def _sync(
+        self, groups: Sequence[Group], ends_s: Sequence[Sequence[float]], slowest_s: float
+    ) -> tuple[float, float]:
+        """Seconds that gradient sums last beyond the slowest group, and their egress in dollars."""
+        if not self.problem.overlap:
+            return self._sums.together(groups)
+        sums = self._sums.of(groups)
+        release_s = [max(ends_s[g][s] for g, s in z.owners) for z in sums]
+        return (
+            max(0.0, self._sums.last_finish_s(groups, sums, release_s) - slowest_s),
+            sum(z.egress_usd for z in sums),
         )
-        return max(0.0, max(finish_s) - slowest_s)
 
     def _peak_memory(self, groups: Sequence[Group], schedule: str) -> tuple[tuple[str, int], ...]:
         return tuple(

@@ -1,11 +1,20 @@
-"""Bytes a stage needs on its device, and how many microbatches in flight fit there."""
+"""Bytes a stage needs on its device, and how many microbatches in flight fit there.
+
+Shape letters: I and J layer borders (0 to L).
+"""
 
 from collections.abc import Sequence
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Group, Stage
 from orchestrator.core.slot import PlanningProblem
 from orchestrator.planning.tables import LayerTables
+
+FloatArray = NDArray[np.float64]
 
 
 class MemoryModel:
@@ -17,6 +26,7 @@ class MemoryModel:
     def __init__(self, problem: PlanningProblem, tables: LayerTables) -> None:
         self._problem, self._tables = problem, tables
         self._usable: dict[tuple[str, ...], float] = {}
+        self._matrices: dict[tuple[int, int], tuple[FloatArray, FloatArray, FloatArray]] = {}
         self._parts: dict[tuple[int, int, int, int], tuple[float, float, float]] = {}
 
     def usable_bytes(self, team: Team) -> float:
@@ -54,21 +64,30 @@ class MemoryModel:
             self._parts[key] = found
         return found
 
+    def matrices(
+        self, team_size: int, microbatch: int
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """``parts`` of all ranges: entry i, j is that of layers i to j, infinite where j <= i."""
+        key = (team_size, microbatch)
+        if key not in self._matrices:
+            borders = range(self._problem.model.num_layers + 1)
+            nothing = (inf, inf, inf)
+            rows = [
+                [self.parts(team_size, i, j, microbatch) if i < j else nothing for j in borders]
+                for i in borders
+            ]
+            fixed_IJ, per_IJ, bucket_IJ = np.moveaxis(np.array(rows), 2, 0)
+            self._matrices[key] = (fixed_IJ, per_IJ, bucket_IJ)
+        return self._matrices[key]
+
     def _parts_of(self, stage: Stage, microbatch: int) -> tuple[float, float, float]:
         return self.parts(stage.team.size, stage.first_layer, stage.end_layer, microbatch)
 
-    def stage_bytes(
-        self, stage: Stage, microbatch: int, held: int, *, replicated: bool = True
-    ) -> float:
-        """Peak bytes of a member with ``held`` microbatches in flight.
-
-        ``replicated``: other groups hold the layers too, so gradients are packed for their sum.
-        """
-        fixed, per_microbatch, bucket = self._parts_of(stage, microbatch)
-        return fixed + held * per_microbatch + (bucket if replicated else 0.0)
-
     def max_held(self, stage: Stage, microbatch: int, *, replicated: bool = True) -> int:
-        """Most microbatches in flight that fit the stage's memory; 0: not even one."""
+        """Most microbatches in flight that fit the stage's memory; 0: not even one.
+
+        ``replicated`` as for ``peaks_bytes``.
+        """
         fixed, per_microbatch, bucket = self._parts_of(stage, microbatch)
         room = self.usable_bytes(stage.team) - fixed - (bucket if replicated else 0.0)
         if room < 0 or room < per_microbatch:
@@ -79,29 +98,17 @@ class MemoryModel:
     def peaks_bytes(
         self, group: Group, schedule: str, *, replicated: bool = True
     ) -> tuple[float, ...]:
-        """Peak bytes of a member of each stage."""
-        count, largest = len(group.microbatches), max(group.microbatches)
-        return tuple(
-            self.stage_bytes(
-                stage,
-                largest,
-                count if schedule == "gpipe" else min(count, stage.inflight),
-                replicated=replicated,
-            )
-            for stage in group.stages
-        )
+        """Peak bytes of a member of each stage.
 
-    def fits(self, groups: Sequence[Group], schedule: str) -> bool:
-        """Whether every stage fits its devices' memory less the margin."""
-        return all(
-            peak <= self.usable_bytes(stage.team)
-            for group in groups
-            for stage, peak in zip(
-                group.stages,
-                self.peaks_bytes(group, schedule, replicated=len(groups) > 1),
-                strict=True,
-            )
-        )
+        ``replicated``: other groups hold the layers too, so gradients are packed for their sum.
+        """
+        count, largest = len(group.microbatches), max(group.microbatches)
+        found = []
+        for stage in group.stages:
+            fixed, per_microbatch, bucket = self._parts_of(stage, largest)
+            held = count if schedule == "gpipe" else min(count, stage.inflight)
+            found.append(fixed + held * per_microbatch + (bucket if replicated else 0.0))
+        return tuple(found)
 
     def error(self, groups: Sequence[Group], schedule: str) -> str | None:
         """Which device lacks most memory, and how much; None when all fit."""

@@ -1,10 +1,9 @@
-"""Where to cut the layers of a group into stages: dynamic programming, then boundary polish.
+"""Where to cut the layers of a group into stages: dynamic programming.
 
 Shape letters: S stages, I and J layer borders (0 to L), T limits on the longest stage.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.cluster import Team
-from orchestrator.core.plan import Group, Stage
+from orchestrator.core.plan import Stage
 from orchestrator.planning.cost import CostModel
 
 FloatArray = NDArray[np.float64]
@@ -95,13 +94,9 @@ def _work(cost: CostModel, team: Team, microbatch: int) -> FloatArray:
 def _fits(
     cost: CostModel, team: Team, microbatch: int, held: int, *, replicated: bool
 ) -> NDArray[np.bool_]:
-    num_layers = cost.problem.model.num_layers
-    usable = cost.memory.usable_bytes(team)
-    fits = np.zeros((num_layers + 1, num_layers + 1), dtype=np.bool_)
-    for first in range(num_layers):
-        for end in range(first + 1, num_layers + 1):
-            fixed, per_microbatch, bucket = cost.memory.parts(team.size, first, end, microbatch)
-            fits[first, end] = fixed + held * per_microbatch + bucket * replicated <= usable
+    fixed_IJ, per_microbatch_IJ, bucket_IJ = cost.memory.matrices(team.size, microbatch)
+    peak_IJ = fixed_IJ + held * per_microbatch_IJ + (bucket_IJ if replicated else 0.0)
+    fits: NDArray[np.bool_] = peak_IJ <= cost.memory.usable_bytes(team)
     return fits
 
 
@@ -170,44 +165,3 @@ def _pareto(
             for other, _ in rated
         )
     )
-
-
-def polish(cost: CostModel, groups: Sequence[Group], schedule: str) -> tuple[Group, ...]:
-    """Move stage borders by one layer while the score of the whole step improves.
-
-    The dynamic programme is blind to gradient sums and round trips; this sees both. Moves
-    that do not fit memory are skipped; K_s is set anew for every move.
-    """
-    best, best_score = tuple(groups), cost.score(cost.evaluate(groups, schedule))
-    improved = True
-    while improved:
-        improved = False
-        for changed in _moves(cost, best, schedule):
-            if not cost.memory.fits(changed, schedule):
-                continue
-            score = cost.score(cost.evaluate(changed, schedule))
-            if score > best_score:
-                best, best_score, improved = changed, score, True
-                break
-    return best
-
-
-def _moves(
-    cost: CostModel, groups: tuple[Group, ...], schedule: str
-) -> Iterator[tuple[Group, ...]]:
-    for g, group in enumerate(groups):
-        teams = [stage.team for stage in group.stages]
-        cuts = [stage.first_layer for stage in group.stages] + [group.num_layers]
-        for border in range(1, len(teams)):
-            for step in (-1, 1):
-                moved = cuts[border] + step
-                if not cuts[border - 1] < moved < cuts[border + 1]:
-                    continue
-                stages = cost.with_inflight(
-                    _stages(teams, [*cuts[:border], moved, *cuts[border + 1 :]]),
-                    max(group.microbatches),
-                    len(group.microbatches),
-                    schedule,
-                    replicated=len(groups) > 1,
-                )
-                yield (*groups[:g], replace(group, stages=stages), *groups[g + 1 :])

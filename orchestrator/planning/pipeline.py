@@ -63,12 +63,13 @@ def pipeline_s(
     microbatches: Sequence[int],
     inflight_S: Sequence[int],
     schedule: str,
-) -> float:
-    """Time of a group's pipeline for these microbatches, sums and update left out.
+) -> tuple[float, float]:
+    """Seconds of a group's pipeline for these microbatches, and what links add to them.
 
     With round trips that bind, fill and drain plus a period for each further microbatch.
     Otherwise that counts too much for uneven stages, whose waiting hides behind the busiest
-    one: the best of ``_busy_s`` over the stages is then exact or a little below.
+    one: the longest of ``_busy_s`` over the stages is then exact or a little below. Links add
+    to fill and drain, and to every period that they bound; part of it may hide.
 
     Args:
         chains: Per number of samples.
@@ -79,53 +80,35 @@ def pipeline_s(
     Source: docs/model.md, section 3.2.
     """
     first, count = chains[microbatches[0]], len(microbatches)
-    further = _count(microbatches[1:])
-    steady_s = _steady_s(chains, further, inflight_S, schedule, count)
+    fill_drain_s, further = first.round_trip_s[0], count_sizes(microbatches[1:])
+    steady_s = unstalled_s = computing_s = message_s = 0.0
+    for m, n in further.items():
+        chain = chains[m]
+        steady_s += n * period_s(chain, inflight_S, schedule, count)
+        work_s = max(chain.work_s)
+        if schedule == "gpipe":
+            work_s = max(chain.forward_s) + max(chain.backward_s)
+        computing_s += n * work_s
+        unstalled_s += n * max(work_s, chain.occupied_s)
+        message_s += n * chain.occupied_s
+    links_s = fill_drain_s - sum(first.work_s) + steady_s - computing_s
     if schedule == "gpipe":
-        return first.round_trip_s[0] + steady_s
-    free_s = sum(n * max(*chains[m].work_s, chains[m].occupied_s) for m, n in further.items())
+        return fill_drain_s + steady_s, links_s
     busy_s = _busy_s(chains, microbatches, inflight_S)
-    if steady_s > free_s:
-        return max(busy_s, first.round_trip_s[0] + steady_s - _short_drain_s(chains, microbatches))
-    message_s = sum(n * chains[m].occupied_s for m, n in further.items())
-    return max(busy_s, chains[microbatches[-1]].round_trip_s[0] + message_s)
+    if steady_s > unstalled_s:
+        stalled_s = fill_drain_s + steady_s - _short_drain_s(chains, microbatches)
+        return max(busy_s, stalled_s), links_s
+    return max(busy_s, chains[microbatches[-1]].round_trip_s[0] + message_s), links_s
 
 
-def exposed_s(
-    chains: Mapping[int, Chain],
-    microbatches: Sequence[int],
-    inflight_S: Sequence[int],
-    schedule: str,
-) -> float:
-    """What links add to a group's time: to fill and drain, and to the period of the rest."""
-    first, further = chains[microbatches[0]], _count(microbatches[1:])
-    steady_s = _steady_s(chains, further, inflight_S, schedule, len(microbatches))
-    if schedule == "gpipe":
-        busy_s = sum(
-            n * (max(chains[m].forward_s) + max(chains[m].backward_s)) for m, n in further.items()
-        )
-    else:
-        busy_s = sum(n * max(chains[m].work_s) for m, n in further.items())
-    return first.round_trip_s[0] - sum(first.work_s) + steady_s - busy_s
-
-
-def _count(microbatches: Sequence[int]) -> dict[int, int]:
+def count_sizes(microbatches: Sequence[int]) -> dict[int, int]:
+    """How many microbatches there are of each number of samples."""
     if not microbatches:
         return {}
     alike = microbatches.count(microbatches[0])
     if alike == len(microbatches):
         return {microbatches[0]: alike}
     return dict(Counter(microbatches))
-
-
-def _steady_s(
-    chains: Mapping[int, Chain],
-    further: Mapping[int, int],
-    inflight_S: Sequence[int],
-    schedule: str,
-    count: int,
-) -> float:
-    return sum(n * period_s(chains[m], inflight_S, schedule, count) for m, n in further.items())
 
 
 def _busy_s(
@@ -137,7 +120,7 @@ def _busy_s(
     before that one has been below and back, nor its last backward before the last one has;
     between, only K_s - 1 other forwards, or backwards, can fill the time.
     """
-    sizes, count = _count(microbatches), len(microbatches)
+    sizes, count = count_sizes(microbatches), len(microbatches)
     first, last = chains[microbatches[0]], chains[microbatches[-1]]
     before = chains[microbatches[-2]] if count > 1 else last
     fill_s = drain_s = before_drain_s = found_s = 0.0

@@ -1,10 +1,12 @@
 """Gradient sums between groups with different cuts: which there are, their time and cost."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from orchestrator.core.cluster import Device, Link, Team
 from orchestrator.core.plan import Group, segments
+from orchestrator.core.schedule import list_schedule
 from orchestrator.planning.tables import LayerTables
 
 
@@ -30,6 +32,7 @@ class GradientSums:
     ) -> None:
         self._tables, self._link, self._device = tables, link, device
         self._rings: dict[tuple[tuple[str, ...], float], tuple[float, float]] = {}
+        self._together: dict[tuple[tuple[tuple[str, ...], int], ...], tuple[float, float]] = {}
 
     def of(self, groups: Sequence[Group]) -> tuple[GradientSum, ...]:
         """Segments in layer order, then ties; what has a single owner needs no sum."""
@@ -52,6 +55,31 @@ class GradientSums:
             if len(owners) > 1:
                 found.append(self._sum(groups, owners, size_bytes))
         return tuple(found)
+
+    def together(self, groups: Sequence[Group]) -> tuple[float, float]:
+        """Seconds until the last sum ends when all may start at once, and egress in dollars."""
+        key = tuple([(s.team.device_ids, s.first_layer) for g in groups for s in g.stages])
+        found = self._together.get(key)
+        if found is None:
+            sums = self.of(groups)
+            last_s = self.last_finish_s(groups, sums, [0.0] * len(sums))
+            found = self._together[key] = (last_s, sum(z.egress_usd for z in sums))
+        return found
+
+    def last_finish_s(
+        self,
+        groups: Sequence[Group],
+        sums: Sequence[GradientSum],
+        release_s: Sequence[float],
+    ) -> float:
+        """When the last sum ends; each starts at its release or later. 0 without sums."""
+        first_of = list(accumulate((len(g.stages) for g in groups), initial=0))
+        finish_s = list_schedule(
+            release_s,
+            [z.duration_s for z in sums],
+            [[first_of[g] + s for g, s in z.owners] for z in sums],
+        )
+        return max(finish_s, default=0.0)
 
     def _segment_bytes(
         self,

@@ -3,16 +3,13 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from orchestrator.core.plan import Group
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.partition import partition, polish
+from orchestrator.planning.partition import partition
 from tests.unit.builders import (
     make_cluster,
     make_device,
-    make_group,
     make_problem,
     make_profile,
-    make_stages,
     team_of,
 )
 
@@ -110,32 +107,3 @@ def test_cuts_do_not_depend_on_the_names_of_devices():
         cost, teams = chain(devices, profile)
         found.append([cuts_of(o) for o in partition(cost, teams, 1, "1f1b")])
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_polish_never_lowers_the_score_and_ends_where_no_border_helps(seed):
-    rng = np.random.default_rng(seed)
-    devices = [make_device(f"d-{i}", slowdown=rng.uniform(1, 3)) for i in range(5)]
-    profile = make_profile({"gpu": list(rng.uniform(0.1, 1, 8))}, boundary_bytes=1e8)
-    cost = CostModel(make_problem(make_cluster(devices, bandwidth_bytes_per_s=1e9), profile))
-    groups = (
-        make_group(devices[:3], [0, 1, 2, 8], [1] * 5),
-        make_group(devices[3:], [0, 7, 8], [1] * 3),
-    )
-    polished = polish(cost, groups, "1f1b")
-    score = cost.score(cost.evaluate(polished, "1f1b"))
-    assert score >= cost.score(cost.evaluate(groups, "1f1b"))
-    for g, group in enumerate(polished):
-        cuts = cuts_of(group.stages)
-        for border in range(1, len(cuts) - 1):
-            for step in (-1, 1):
-                moved = [*cuts[:border], cuts[border] + step, *cuts[border + 1 :]]
-                if sorted(set(moved)) != moved:
-                    continue
-                chain_devices = devices[:3] if g == 0 else devices[3:]
-                stages = cost.with_inflight(
-                    make_stages(chain_devices, moved), 1, len(group.microbatches), "1f1b"
-                )
-                other = list(polished)
-                other[g] = Group(stages, group.microbatches)
-                assert cost.score(cost.evaluate(other, "1f1b")) <= score + 1e-12

@@ -72,8 +72,8 @@ def build_cluster(
     """The whole cluster at second 0: devices ``pool-index`` on nodes ``pool-nodeN``.
 
     Prices become dollars per second of the run, of which each is billed as
-    ``billing_speedup`` seconds; egress prices rise alike, since each second also stands for
-    that much traffic. Latency grows by ``time_scale``, bandwidth falls by it.
+    ``billing_speedup`` seconds; bytes keep their price. Latency grows by ``time_scale``,
+    bandwidth falls by it.
 
     Raises:
         ConfigError: If a kind is unknown, or a link that may be needed is not described.
@@ -94,9 +94,7 @@ def build_cluster(
     return ClusterState(
         now_s=0.0,
         devices=devices,
-        links=build_links(
-            devices, options.links, time_scale=time_scale, billing_speedup=billing_speedup
-        ),
+        links=build_links(devices, options.links, time_scale=time_scale),
         offers=tuple(
             _offer(offer, kind_name(offer, options), billing_speedup) for offer in options.offers
         ),
@@ -124,7 +122,6 @@ def build_links(
     rules: Sequence[LinkOptions],
     *,
     time_scale: float = 1.0,
-    billing_speedup: float = 1.0,
 ) -> tuple[Link, ...]:
     """Links inside every node, inside every zone and between all zones, one each way.
 
@@ -161,14 +158,10 @@ def build_links(
                 f"{{between: [{source}, {target}], latency_s: ..., bandwidth_gbytes_per_s: ...}}"
             )
         found.append((source, target, rule))
-    return tuple(
-        _link(source, target, rule, time_scale, billing_speedup) for source, target, rule in found
-    )
+    return tuple(_link(source, target, rule, time_scale) for source, target, rule in found)
 
 
-def _link(
-    source: str, target: str, rule: LinkOptions, time_scale: float, billing_speedup: float
-) -> Link:
+def _link(source: str, target: str, rule: LinkOptions, time_scale: float) -> Link:
     gbytes_per_s = rule.bandwidth_gbytes_per_s
     points = tuple((size, rate / time_scale) for size, rate in rule.points)
     return Link(
@@ -178,7 +171,7 @@ def _link(
         bandwidth_bytes_per_s=points[-1][1]
         if gbytes_per_s is None
         else gbytes_per_s * GB / time_scale,
-        egress_usd_per_byte=rule.egress_usd_per_gb / GB * billing_speedup,
+        egress_usd_per_byte=rule.egress_usd_per_gb / GB,
         points=points,
     )
 

@@ -73,6 +73,8 @@ def test_prices_are_dollars_per_second_of_the_run():
     assert slow.price_usd_per_s == pytest.approx(0.36 * 0.5 / 3600 * 60)
     assert slow.minimum_s == 1.0  # 60 billed seconds
     assert slow.billed == "while_present"
+    link = cluster.link(cluster.device("fast-0"), cluster.device("slow-0"))
+    assert link.egress_usd_per_byte == pytest.approx(0.01e-9)  # bytes are not sped up
 
 
 def test_time_scale_slows_links_once():

@@ -23,7 +23,7 @@ DTYPES = (
 _HEADER = struct.Struct("<qdii")  # tag, virtual time, tensors, bytes of their description
 _TENSOR = struct.Struct("<BB")  # dtype, dimensions; then one int64 a dimension
 _GOODBYE_TAG = -1
-_CLOSE_GRACE_S = 0.2  # for the goodbye to leave; a peer that does not read must not hold us up
+_CLOSE_GRACE_S = 0.5  # for the goodbyes to pass; a peer that hangs must not hold us up
 
 
 class PeerLostError(RuntimeError):
@@ -310,10 +310,12 @@ class LinkTransport:
         self._mailbox = Mailbox()
         self._senders = {p: _Sender(p, c, self._mailbox) for p, c in self._channels.items()}
         self._closing = threading.Lock()
-        for peer, channel in self._channels.items():
-            threading.Thread(
-                target=self._read, args=(peer, channel), name=f"read-from-{peer}", daemon=True
-            ).start()
+        self._readers = [
+            threading.Thread(target=self._read, args=link, name=f"read-from-{link[0]}", daemon=True)
+            for link in self._channels.items()
+        ]
+        for reader in self._readers:
+            reader.start()
 
     def _read(self, peer: int, channel: Channel) -> None:
         try:
@@ -389,3 +391,7 @@ class LinkTransport:
                 sender.join(max(0.0, deadline_s - time.monotonic()))
             for channel in self._channels.values():
                 channel.close()
+            # A reader that is still inside gloo when the interpreter ends brings the process down.
+            deadline_s = time.monotonic() + _CLOSE_GRACE_S
+            for reader in self._readers:
+                reader.join(max(0.0, deadline_s - time.monotonic()))

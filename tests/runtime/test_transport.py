@@ -278,3 +278,23 @@ def test_a_killed_peer_fails_the_waiting_receive_at_once(name: str) -> None:
         first.close()
         third.close()
         child.join()
+
+
+def _leave(name: str, port: int) -> None:
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    transport = TRANSPORTS[name](1, 2, PrefixStore("life", store), timeout_s=LONG_S)
+    transport.send((torch.tensor(3),), 0, 0)
+    transport.flush(LONG_S)
+    transport.close()
+
+
+def test_a_process_that_closed_its_transport_ends_cleanly(name: str) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    child = multiprocessing.get_context("spawn").Process(target=_leave, args=(name, store.port))
+    child.start()
+    own_store = TCPStore("127.0.0.1", store.port, is_master=False)
+    first = TRANSPORTS[name](0, 2, PrefixStore("life", own_store), timeout_s=LONG_S)
+    assert int(receive(first, 1, 0).tensors[0]) == 3
+    child.join(LONG_S)
+    first.close()
+    assert child.exitcode == 0

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group as Parts
 from rich.table import Table
 from rich.text import Text
@@ -84,10 +83,8 @@ def group_text(group: Group) -> str:
 def plan_table(rows: Sequence[PlanRow], *, batch_samples: int) -> Parts:
     """The rows for a terminal of any width: figures with a tick, then who does what."""
     title = f"Plans for a global batch of {batch_samples}"
-    numbers = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, collapse_padding=True
-    )
-    plans = Table(box=None, header_style="dim", pad_edge=False)
+    numbers = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    plans = Table(box=None, padding=(0, 1, 0, 0))
     for index, name in enumerate(ROW_HEAD):
         if index != PLAN_COLUMN:
             figure = index in FIGURE_COLUMNS
@@ -99,7 +96,7 @@ def plan_table(rows: Sequence[PlanRow], *, batch_samples: int) -> Parts:
         cells = [Text(cell) for cell in row_cells(row)]
         plans.add_row(cells[0], cells.pop(PLAN_COLUMN), style=style)
         numbers.add_row(*cells, style=style)
-    return Parts(numbers, plans)
+    return Parts(numbers, "", plans)
 
 
 def _figures(row: PlanRow) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
 
 from orchestrator.config import RunConfig
@@ -133,6 +134,8 @@ class RayBackend:
     def apply(self, decision: Decision) -> None:
         """Run the decided plan from the next step boundary on; a kept one does not pause."""
         plan, self._run_until_s, self._applied = decision.plan, decision.run_until_s, True
+        if self._interrupted.is_set():
+            return  # the end is near: nothing is worth starting
         if decision.predicted.step_s:
             self._watch.step_s = decision.predicted.step_s
         if self._plan is None or plan.generation != self._plan.generation:
@@ -397,5 +400,7 @@ def measure_model(config: RunConfig) -> ModelProfile:
         ConfigError: If the model cannot be split.
     """
     training = config.training
+    if config.cluster.source == "emulated":
+        torch.set_num_threads(1)  # as its workers run; then CPU time counts, not a busy neighbour
     task = load_task(training.task, training.task_args, config.run.seed)
     return profile_model(split(task), task, training)

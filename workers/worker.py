@@ -4,26 +4,31 @@ import copy
 import logging
 import os
 import time
+import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
 from torch.distributed.distributed_c10d import PrefixStore
 
-from orchestrator.core.durable import CheckpointFile, CheckpointManifest
-from orchestrator.core.model import ModelProfile, Task, TrainingOptions
-from orchestrator.core.plan import Move, Plan
+from orchestrator.core.model import ModelProfile, Task
 from orchestrator.core.slot import StepReport, WorkerFailed
 from orchestrator.errors import ConfigError, UserCodeError
 from workers.data import SampleSource
-from workers.emulation import EmulatedStage, VirtualClock
+from workers.emulation import VirtualClock
 from workers.executor import Executor, RealClock, make_place
 from workers.moving import find_moves, holders, move_layers
+from workers.orders import (
+    Assignment,
+    CheckpointPart,
+    EndReason,
+    RunEnd,
+    TaskInfo,
+    WorkerSpec,
+)
 from workers.process_groups import LostContactError, OwnerSet, ProcessGroups
 from workers.profiler import profile_model
 from workers.reduction import GradientSums, layer_owners, make_buckets, tie_owners
@@ -40,79 +45,9 @@ from workers.step import Samples, StepRunner, Window
 from workers.transport import TRANSPORTS, PeerLostError, Transport
 from workers.update import Updater, Vote, make_optimizer
 
+__all__ = ["Assignment", "CheckpointPart", "RunEnd", "TaskInfo", "Worker", "WorkerSpec"]
+
 logger = logging.getLogger(__name__)
-EndReason = Literal["hold", "window", "finished", "failed"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec:
-    """What every worker of a run needs to know before any plan exists."""
-
-    task: str
-    task_args: Mapping[str, Any] = field(default_factory=dict)
-    options: TrainingOptions
-    seed: int
-    run_url: str
-    timeout_s: float = 60.0
-    num_samples_total: int | None = None
-    """Samples of the whole run; None: steps or epochs of ``options`` say it."""
-
-    transport: str = "tcp"
-    working_dir: str | None = None
-    """Where ``task`` is imported from."""
-
-    device: str = "cpu"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """A plan to take a place in. The same for all workers of the world, idle ones included."""
-
-    generation: int
-    plan: Plan
-    device_ids: tuple[str, ...]  # of the world, in rank order
-    first_step: int
-    end_step: int
-    moves: tuple[Move, ...] = ()
-    """Where moved layers should come from; workers find out themselves what these leave open."""
-
-    restore: CheckpointManifest | None = None
-    emulation: Mapping[str, EmulatedStage] | None = None
-    discard: bool = False
-    """Run on a copy of the fresh (or restored) model, which the next assignment forgets."""
-
-    checkpoint: bool = True
-    start_at_s: float | None = None
-    """Earliest start of the first step, in ``time.monotonic`` of the machine."""
-
-    clock_zero_s: float = 0.0
-    """What reports subtract from ``time.monotonic`` to be on the run's clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskInfo:
-    """What the task turned out to be."""
-
-    dataset_samples: int
-    layer_names: tuple[str, ...]
-    num_layers: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunEnd:
-    """Why a run stopped, at which step boundary; ``failed`` comes with a WorkerFailed."""
-
-    next_step: int
-    reason: EndReason
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointPart:
-    """The files of the layers that this worker owns first, of the checkpoint at ``step``."""
-
-    step: int
-    files: tuple[CheckpointFile, ...]
-    generation: int = 0
 
 
 class Worker:
@@ -408,6 +343,7 @@ class Worker:
     def close(self) -> None:
         """Close sockets and process groups, which frees waiting peers. Any time, any thread."""
         self._closed = True
+        self._runner = None
         if self._transport is not None:
             self._transport.close()
         if self._groups is not None:
@@ -416,6 +352,11 @@ class Worker:
     def _fail(self, error: Exception) -> None:
         """Free the peers at once, then report; an error that ``close`` itself caused is none."""
         asked_to_close = self._closed
+        # gloo closes a socket when the last reference goes, and a traceback's frames hold some.
+        cause: BaseException | None = error
+        while cause is not None:
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__cause__
         self.close()
         if asked_to_close:
             return

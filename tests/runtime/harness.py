@@ -111,6 +111,7 @@ class Fleet:
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._pipes: list[Connection] = []
         self.processes: list[Any] = []
+        self._answers: list[dict[int, tuple[bool, Any]]] = [{} for _ in self.devices]
         for _ in self.devices:
             ours, theirs = _context.Pipe()
             process = _context.Process(target=_child, args=(theirs,), daemon=True)
@@ -177,11 +178,13 @@ class Fleet:
         return self.all("news")
 
     def _answer(self, rank: int, number: int) -> Any:
-        got = -1
-        while got != number:  # an order that raised on another worker left answers behind
+        answers = self._answers[rank]  # orders overlap: a run ends when it ends
+        while number not in answers:
             if not wait([self._pipes[rank]], PATIENCE_S):
                 raise TimeoutError(f"{self.devices[rank]} did not answer within {PATIENCE_S} s")
             got, ok, value = self._pipes[rank].recv()
+            answers[got] = ok, value
+        ok, value = answers.pop(number)
         if not ok:
             raise ChildError(f"{self.devices[rank]}:\n{value}")
         return value

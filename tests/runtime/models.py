@@ -14,10 +14,18 @@ def _dtype(double: bool) -> torch.dtype:
 
 
 class Rows:
-    """Random inputs and targets; sample i is a function of i alone."""
+    """Random inputs and targets; sample i is a function of i alone, ``poisoned`` is infinite."""
 
-    def __init__(self, num_samples: int, width: int, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        num_samples: int,
+        width: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        poisoned: int | None = None,
+    ) -> None:
         self._num_samples, self._width, self._dtype = num_samples, width, dtype
+        self._poisoned = poisoned
 
     def __len__(self) -> int:
         return self._num_samples
@@ -25,6 +33,8 @@ class Rows:
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(index)
         x, y = torch.randn(2, self._width, generator=generator, dtype=torch.float64)
+        if index == self._poisoned:
+            x[0] = torch.inf
         return x.to(self._dtype), y.to(self._dtype)
 
 
@@ -47,11 +57,18 @@ class Block(nn.Module):
         return x + self.drop(self.down(functional.gelu(self.up(self.norm(x)))))
 
 
-def mlp(num_layers: int = 6, width: int = 8, num_samples: int = 64, double: bool = False) -> Task:
+def mlp(
+    num_layers: int = 6,
+    width: int = 8,
+    num_samples: int = 64,
+    double: bool = False,
+    poisoned: int | None = None,
+) -> Task:
     """Residual layers; plain."""
     dtype = _dtype(double)
     layers = [Block(width).to(dtype) for _ in range(num_layers)]
-    return Task(layers=layers, loss=squares, dataset=Rows(num_samples, width, dtype=dtype))
+    data = Rows(num_samples, width, dtype=dtype, poisoned=poisoned)
+    return Task(layers=layers, loss=squares, dataset=data)
 
 
 # A language model: tied embedding, attention, ragged lengths, dropout ----------------------

@@ -55,13 +55,16 @@ def train_alone(
                 p.grad = None
         for p, gradient in sums.items():
             p.grad = gradient.mul_(num_samples / weight_sum)
+        losses.append(loss_sum / weight_sum)
+        if not all(torch.isfinite(gradient).all() for gradient in sums.values()):
+            optimizer.zero_grad()  # a step without an update
+            continue
         if options.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters, options.clip_grad_norm)
         for settings in optimizer.param_groups:
             settings["lr"] = options.optimizer.lr * options.lr_schedule.factor(step, steps_in_all)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss_sum / weight_sum)
     return layers, losses
 
 

@@ -23,7 +23,7 @@ def fleet() -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd-fp32", "adamw-fp64"])
 def test_random_plan_equals_one_process(
     fleet: Fleet, tmp_path: Path, optimizer: dict, seed: int

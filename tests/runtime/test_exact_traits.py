@@ -1,5 +1,6 @@
 """What a model may hold (ties, masks, frozen layers, dropout, ragged lengths) changes nothing."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,23 @@ def test_gloo_transport_equals_one_process(fleet: Fleet, tmp_path: Path) -> None
         transport="gloo",
     )  # fmt: skip
     assert difference(fleet, spec, LANGUAGE_PLAN, num_steps=4) <= 1e-12
+
+
+def test_step_whose_gradient_is_not_finite_is_skipped_by_everybody(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    spec = make_spec(
+        "mlp", str(tmp_path), global_batch=8, optimizer=ADAMW,
+        task_args={"num_layers": 4, "num_samples": 32, "double": True, "poisoned": 5},
+    )  # fmt: skip
+    plan = make_plan([([("a", 1), ("b", 3)], (3, 2)), ([("c", 4)], (3,))])
+    fleet.start(spec)
+    fleet.install(plan, first_step=0, end_step=8)
+    fleet.run(plan)
+    fleet.save(8, num_layers=4)
+    reports = [report for news in fleet.news() for report in news]
+    alone, losses = train_alone(spec, 8)
+    skipped = {step for step, loss in enumerate(losses) if not math.isfinite(loss)}
+    assert len(skipped) == 2  # two epochs
+    assert {(r.step, r.skipped) for r in reports} == {(s, s in skipped) for s in range(8)}
+    assert largest_difference(alone, saved_parameters(str(tmp_path), 8, 4)) <= 1e-12

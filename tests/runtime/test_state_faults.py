@@ -1,0 +1,113 @@
+"""The first error is told, with the user's frames only, and nobody waits for a time-out."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.slot import WorkerFailed
+from tests.runtime.harness import ChildError, Fleet, make_plan, make_spec
+
+PLAN = make_plan([([("a", 2), ("b", 2)], (2, 2)), ([("c", 4)], (2, 2))])
+TIMEOUT_S = 50.0  # of collectives; nothing here may come near it
+
+
+def failures(fleet: Fleet, ranks: list[int]) -> dict[str, WorkerFailed]:
+    items = [i for news in fleet.all("news", ranks=ranks) for i in news]
+    return {i.device_id: i for i in items if isinstance(i, WorkerFailed)}
+
+
+@pytest.mark.parametrize(
+    ("place", "message", "quoted"),
+    [
+        ("layer", "layer 2 (2) raised KeyError", "raise KeyError"),
+        ("loss", "the loss raised ZeroDivisionError: a loss of mine", "raise ZeroDivisionError"),
+        ("data", "raised OSError: a file of mine", "raise OSError"),
+        ("shape", "layer 2 (2) raised RuntimeError: mat1 and mat2", "RuntimeError: mat1"),
+        ("output", "layer 3 (3) raised", "Error"),
+    ],
+)
+def test_error_of_the_user_is_told_with_the_users_own_frames(
+    tmp_path: Path, place: str, message: str, quoted: str
+) -> None:
+    spec = make_spec(
+        "failing", str(tmp_path), task_args={"place": place}, global_batch=8, timeout_s=TIMEOUT_S
+    )
+    started_s = time.monotonic()
+    with Fleet(tuple("abc")) as fleet:
+        fleet.start(spec)
+        fleet.install(PLAN, first_step=0, end_step=100)
+        ends = fleet.all("run")
+        told = failures(fleet, [0, 1, 2])
+    assert {end.reason for end in ends} == {"failed"}
+    assert set(told) == set("abc")
+    blamed = [f for f in told.values() if f.user_traceback]
+    assert blamed
+    for failure in blamed:
+        assert message in failure.message
+        assert failure.message.startswith(f"step {failure.step}: ")
+        assert quoted in failure.user_traceback
+        assert "/workers/" not in failure.user_traceback
+        assert "/torch/nn/modules/module.py" not in failure.user_traceback.split("\n", 3)[1]
+    for failure in told.values():
+        assert failure.user_traceback or "lost contact with" in failure.message
+    assert time.monotonic() - started_s < TIMEOUT_S
+
+
+def test_killed_worker_frees_all_others_at_once_and_is_named(tmp_path: Path) -> None:
+    spec = make_spec(
+        "mlp", str(tmp_path), task_args={"num_layers": 4}, global_batch=8, steps=100_000,
+        timeout_s=TIMEOUT_S,
+    )  # fmt: skip
+    with Fleet(tuple("abcd")) as fleet:
+        fleet.start(spec)
+        fleet.install(PLAN, first_step=0, end_step=100_000)
+        order = fleet.send("run", ranks=[0, 2])
+        fleet.send("run", ranks=[1])
+        while not any(r.step >= 2 for news in fleet.all("news", ranks=[0, 2]) for r in news):
+            pass
+        fleet.processes[1].kill()
+        killed_s = time.monotonic()
+        ends = fleet.receive(order)
+        took_s = time.monotonic() - killed_s
+        told = failures(fleet, [0, 2])
+    assert {end.reason for end in ends} == {"failed"}
+    assert took_s < 0.2 * TIMEOUT_S
+    assert "lost contact with b:" in told["a"].message
+    assert "lost contact with" in told["c"].message
+    assert not told["a"].user_traceback
+
+
+def test_closing_a_worker_on_purpose_is_no_failure_of_its_own(tmp_path: Path) -> None:
+    spec = make_spec(
+        "mlp", str(tmp_path), task_args={"num_layers": 4}, global_batch=8, steps=100_000,
+        timeout_s=TIMEOUT_S,
+    )  # fmt: skip
+    with Fleet(tuple("abc")) as fleet:
+        fleet.start(spec)
+        fleet.install(PLAN, first_step=0, end_step=100_000)
+        order = fleet.send("run")
+        while not any(r.step >= 2 for r in fleet.all("news", ranks=[0])[0]):
+            pass
+        fleet.all("close", ranks=[0])
+        ends = fleet.receive(order)
+        told = failures(fleet, [0, 1, 2])
+        fleet.all("close")  # twice is fine
+    assert {end.reason for end in ends} == {"failed"}
+    assert set(told) == {"b", "c"}
+
+
+def test_fp16_is_refused(tmp_path: Path) -> None:
+    spec = make_spec("mlp", str(tmp_path), global_batch=4, precision="fp16")
+    with Fleet(("a",)) as fleet, pytest.raises(ChildError, match="fp16 is not supported"):
+        fleet.start(spec)
+
+
+@pytest.mark.parametrize("name", ["lbfgs", "nonsense"])
+def test_optimizer_that_cannot_be_used_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    spec = make_spec("mlp", str(tmp_path), global_batch=4, optimizer={"name": name, "lr": 0.1})
+    plan = make_plan([([("a", 6)], (4,))])
+    with Fleet(("a",)) as fleet:
+        fleet.start(spec)
+        with pytest.raises(ChildError, match=rf"training.optimizer.name is '{name}'"):
+            fleet.install(plan, first_step=0, end_step=1)

@@ -1,0 +1,83 @@
+"""What the head and a worker say to each other: spec and assignment down, parts and ends up."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from orchestrator.core.durable import CheckpointFile, CheckpointManifest
+from orchestrator.core.model import TrainingOptions
+from orchestrator.core.plan import Move, Plan
+from workers.emulation import EmulatedStage
+
+EndReason = Literal["hold", "window", "finished", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """What every worker of a run needs to know before any plan exists."""
+
+    task: str
+    task_args: Mapping[str, Any] = field(default_factory=dict)
+    options: TrainingOptions
+    seed: int
+    run_url: str
+    timeout_s: float = 60.0
+    num_samples_total: int | None = None
+    """Samples of the whole run; None: steps or epochs of ``options`` say it."""
+
+    transport: str = "tcp"
+    working_dir: str | None = None
+    """Where ``task`` is imported from."""
+
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A plan to take a place in. The same for all workers of the world, idle ones included."""
+
+    generation: int
+    plan: Plan
+    device_ids: tuple[str, ...]  # of the world, in rank order
+    first_step: int
+    end_step: int
+    moves: tuple[Move, ...] = ()
+    """Where moved layers should come from; workers find out themselves what these leave open."""
+
+    restore: CheckpointManifest | None = None
+    emulation: Mapping[str, EmulatedStage] | None = None
+    discard: bool = False
+    """Run on a copy of the fresh (or restored) model, which the next assignment forgets."""
+
+    checkpoint: bool = True
+    start_at_s: float | None = None
+    """Earliest start of the first step, in ``time.monotonic`` of the machine."""
+
+    clock_zero_s: float = 0.0
+    """What reports subtract from ``time.monotonic`` to be on the run's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo:
+    """What the task turned out to be."""
+
+    dataset_samples: int
+    layer_names: tuple[str, ...]
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """Why a run stopped, at which step boundary; ``failed`` comes with a WorkerFailed."""
+
+    next_step: int
+    reason: EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPart:
+    """The files of the layers that this worker owns first, of the checkpoint at ``step``."""
+
+    step: int
+    files: tuple[CheckpointFile, ...]
+    generation: int = 0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 from orchestrator.core.cluster import ClusterState
-from orchestrator.core.plan import Plan
+from orchestrator.core.plan import Plan, Stage
 from orchestrator.core.schedule import FORWARD
 from orchestrator.core.slot import StepEstimate
 from orchestrator.planning.event import Span
@@ -101,7 +101,7 @@ def groups_picture(plan: Plan, cluster: ClusterState) -> str:
             x = left + stage.first_layer * scale
             box = (stage.end_layer - stage.first_layer) * scale - 4
             device = cluster.device(stage.team.device_ids[0])
-            layers = f"layers {stage.first_layer}-{stage.end_layer - 1}"
+            layers = layers_text(stage)
             lines = ["+".join(stage.team.device_ids), device.kind, layers]
             title = f"<title>{escape(', '.join([*lines, device.zone]))}</title>"
             box_parts = element(
@@ -124,9 +124,9 @@ def gantt(plan: Plan, timelines: Sequence[Timeline], estimate: StepEstimate) -> 
     """Every forward and backward of one step, a row a stage; then gradient sums and update."""
     if plan.is_idle:
         return ""
-    left, row_height, width = 150, 26, 1080
+    left, right, row_height, width = 150, 30, 26, 1080
     total_s = estimate.step_s
-    scale = (width - left - 10) / total_s
+    scale = (width - left - right) / total_s
     parts: list[str] = []
     y = 8.0
     for g, (group, stages) in enumerate(zip(plan.groups, timelines, strict=True)):
@@ -158,6 +158,12 @@ def gantt(plan: Plan, timelines: Sequence[Timeline], estimate: StepEstimate) -> 
     names = {"forward": _FORWARD, "backward": _BACKWARD, "gradient sums": _SUM, "update": _UPDATE}
     drawing = svg(width, y + 24, parts, "timeline of one step")
     return f'{legend(names)}<div class="card">{drawing}</div>'
+
+
+def layers_text(stage: Stage) -> str:
+    """Which layers a stage holds, as a person counts them: both ends included."""
+    last = stage.end_layer - 1
+    return f"layers {stage.first_layer}-{last}" if last > stage.first_layer else f"layer {last}"
 
 
 def _span(span: Span, x: float, y: float, width: float) -> str:
@@ -192,7 +198,7 @@ def trace_json(plan: Plan, timelines: Sequence[Timeline], estimate: StepEstimate
         events.append(_named("process_name", g, 0, f"group {g} ({samples} samples)"))
         for s, (stage, spans) in enumerate(zip(group.stages, stages, strict=True)):
             device = "+".join(stage.team.device_ids)
-            layers = f"layers {stage.first_layer}-{stage.end_layer - 1}"
+            layers = layers_text(stage)
             events.append(_named("thread_name", g, s, f"stage {s}: {device}, {layers}"))
             events += [_event(f"{i.op}{i.microbatch}", g, s, i.start_s, i.end_s) for i in spans]
             pipeline_s = max(estimate.group_s)

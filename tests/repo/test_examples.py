@@ -1,0 +1,53 @@
+"""Every file that a newcomer is shown is one that the command takes."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from orchestrator import cli, storage
+from orchestrator.config import RunConfig, config_schema
+from orchestrator.control.pools import build_cluster
+from orchestrator.support import find_task
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted(ROOT.glob("examples/*.yaml"))
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_valid(path: Path) -> None:
+    config = RunConfig.load(path)
+    build_cluster(config.cluster)
+    find_task(config.training.task, config.training.task_args, ROOT)
+    assert RunConfig.parse(config.to_yaml()) == config
+
+
+def commands() -> list[str]:
+    """Lines of the pages' shell blocks that call lyray."""
+    found = []
+    for page in PAGES:
+        if page.exists():
+            for block in re.findall(r"```(?:bash|sh|console)\n(.*?)```", page.read_text(), re.S):
+                lines = (line.strip().removeprefix("$ ") for line in block.splitlines())
+                found += [line for line in lines if line.startswith(("lyray ", "ray job submit"))]
+    return found
+
+
+def test_the_commands_of_the_pages_parse() -> None:
+    group = typer.main.get_command(cli.app)
+    for line in commands():
+        words = shlex.split(line, comments=True)
+        assert "lyray" in words, f"{line!r} runs no lyray command"
+        name, *arguments = words[words.index("lyray") + 1 :]
+        command = group.commands[name]  # type: ignore[attr-defined]  # typer's own click
+        command.make_context(name, list(arguments))
+
+
+def test_the_schema_for_editors_is_in_step() -> None:
+    """`lyray schema > docs/config.schema.json` after a change of the options."""
+    text = storage.read_bytes(str(ROOT / "docs" / "config.schema.json")).decode()
+    assert json.loads(text) == json.loads(json.dumps(config_schema()))

@@ -1,0 +1,282 @@
+"""The command line: messages, exit codes and the last line on stdout."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator import cli, storage
+from orchestrator.control.persistence import RunStore
+from orchestrator.core.model import profile_to_json
+from orchestrator.errors import (
+    BudgetExhaustedError,
+    InfeasibleError,
+    LostWorkerError,
+    OrchestratorError,
+    UserCodeError,
+)
+from tests.unit.builders import make_profile
+
+CONFIG = """
+run: {name: tiny, storage_path: ./runs}
+training: {task: "job:task", task_args: {width: 4}, global_batch: 8, microbatch: 2, steps: 20}
+cluster:
+  source: file
+  profile: profile.json
+  offers:
+    - {pool: fast, kind: a100-40, count: 2, price_per_hour: 3.6}
+    - {pool: slow, kind: t4, count: 1, price_per_hour: 0.36}
+  links: [{within: zone, latency_s: 0.0001, bandwidth_gbytes_per_s: 3}]
+budget: {average_per_hour_usd: 4.0}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a file, a task and a profile."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    (tmp_path / "job.py").write_text("def task(width=64): raise RuntimeError('never run')\n")
+    profile = make_profile({"a100-40": [0.01] * 4, "t4": [0.04] * 4}, microbatches=(1, 2))
+    (tmp_path / "profile.json").write_text(json.dumps(storage.to_json(profile_to_json(profile))))
+    return tmp_path
+
+
+def lyray(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Run the command in this process and return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["lyray", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    code = end.value.code
+    return code if isinstance(code, int) else 0
+
+
+def last_line(out: str) -> dict[str, object]:
+    found = json.loads(out.splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_good_file_is_fine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lyray(monkeypatch, "validate", "run.yaml") == 0
+    out = capsys.readouterr().out
+    assert out == "run.yaml: fine. tiny: 20 steps of 8 samples on 3 devices, $4.00/h on average\n"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("budget.average_per_hour_usd=-4", "budget.average_per_hour_usd is -4.0"),
+        ("training.task=job:tusk", "defines no 'tusk'; did you mean job:task?"),
+        ("training.task_args={widht: 4}", "training.task_args.widht is not an argument of task()"),
+        ("cluster.profile=none.json", "cluster.profile is 'none.json', which does not exist"),
+        ("training.init_from=none.st", "training.init_from is 'none.st', which does not exist"),
+        ("cluster.offers[0].kind=a101", "cluster.offers[0].kind is 'a101'"),
+        ("cluster.links=[]", "cluster.links says nothing of links inside zone 'z1'"),
+    ],
+)
+def test_a_bad_file_ends_with_2_one_message_and_one_line_of_json(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    override: str,
+    message: str,
+) -> None:
+    assert lyray(monkeypatch, "validate", "run.yaml", "--set", override) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert err.startswith("lyray: ")
+    assert "Traceback" not in err
+    assert len(out.splitlines()) == 1
+    assert last_line(out)["status"] == "bad_config"
+    assert message in str(last_line(out)["reason"])
+
+
+@pytest.mark.parametrize(
+    "arguments", [["validate", "none.yaml"], ["report", "none"], ["export", "none", "-o", "x"],
+                  ["profile", "run.yaml"], ["simulate", "run.yaml", "--days", "0"],
+                  ["simulate", "run.yaml", "--compare", "best"], ["nonsense"], ["run"],
+                  ["plan", "run.yaml", "--nonsense"]],
+)  # fmt: skip
+def test_wrong_arguments_end_with_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert lyray(monkeypatch, *arguments) == 2
+    out, err = capsys.readouterr()
+    assert last_line(out)["status"] == "bad_config"
+    assert err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status"),
+    [
+        (BudgetExhaustedError("total_usd is used up"), 3, "budget"),
+        (InfeasibleError("no plan fits"), 4, "infeasible"),
+        (UserCodeError("step 7 raised", "Traceback of the user"), 5, "user_error"),
+        (LostWorkerError("fast-0 is gone"), 6, "too_few_workers"),
+        (OrchestratorError("odd"), 1, "failed"),
+        (KeyboardInterrupt(), 130, "stopped"),
+    ],
+)
+def test_every_error_ends_with_its_own_code_and_status(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    status: str,
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "_run", fails)
+    assert lyray(monkeypatch, "run", "run.yaml") == code
+    out, err = capsys.readouterr()
+    line = last_line(out)
+    assert set(line) == {"status", "reason", "run_dir"}
+    assert line["status"] == status
+    assert str(line["run_dir"]).endswith("/runs/tiny")
+    if isinstance(error, UserCodeError):  # the user's own traceback first, once
+        assert err.splitlines() == ["Traceback of the user", "lyray: step 7 raised"]
+
+
+def test_plan_prints_the_baselines_beside_the_choice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    assert lyray(monkeypatch, "plan", "run.yaml", "--html", "plan.html") == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    figures = lines[2 : lines.index("", 2) if "" in lines else None]
+    ticked = [line.split()[0] for line in figures if "✔" in line]
+    assert ticked == ["joint"]
+    for name in ("even-split", "proportional", "balanced-pipeline"):
+        assert any(line.startswith(name) for line in lines)
+    assert "wrote plan.html and plan.trace.json" in out
+    assert (folder / "plan.html").read_text().startswith("<!doctype html>")
+    assert json.loads((folder / "plan.trace.json").read_text())["traceEvents"]
+
+
+def test_plan_as_json_is_one_object_whose_shares_hold_the_batch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lyray(monkeypatch, "plan", "run.yaml", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    for row in data["candidates"]:
+        shares = [sum(group["microbatches"]) for group in row["plan"]["groups"]]
+        assert sum(shares) == 8
+        assert row["cost_per_hour_usd"] == pytest.approx(
+            3600 * row["usd_per_million_samples"] / 1e6 * row["samples_per_s"]
+        )
+    even = next(row for row in data["candidates"] if row["strategy"] == "even-split")
+    assert sorted(sum(g["microbatches"]) for g in even["plan"]["groups"]) == [2, 3, 3]
+    chosen, *others = data["candidates"]
+    assert chosen["chosen"]
+    assert all(chosen["samples_per_s"] >= row["samples_per_s"] * (1 - 1e-9) for row in others)
+
+
+def test_a_plan_above_the_budget_is_shown_with_one_that_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lyray(monkeypatch, "plan", "run.yaml", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    chosen, cheaper = data["candidates"][:2]
+    assert chosen["cost_per_hour_usd"] > 4.0
+    assert cheaper["strategy"] == "joint in budget"
+    assert cheaper["cost_per_hour_usd"] <= 4.0
+    share = f"{4.0 / chosen['cost_per_hour_usd']:.0%} of the time"
+    assert any(share in note for note in data["notes"])
+
+
+def test_a_model_that_fits_on_no_device_is_infeasible(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--set", "cluster.offers[0].memory_gib=0.001",
+             "--set", "cluster.offers[1].memory_gib=0.001"]  # fmt: skip
+    assert lyray(monkeypatch, "plan", "run.yaml", *small) == 4
+    out, err = capsys.readouterr()
+    assert last_line(out)["status"] == "infeasible"
+    assert "bytes" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "is no JSON: line 1"), ('{"model": "m"}', "is wrong: "), ("[]", "is wrong: ")],
+)
+def test_a_broken_profile_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    content: str,
+    message: str,
+) -> None:
+    (folder / "profile.json").write_text(content)
+    assert lyray(monkeypatch, "plan", "run.yaml") == 2
+    assert f"cluster.profile 'profile.json' {message}" in capsys.readouterr().err
+
+
+def test_without_devices_a_profile_is_needed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lyray(monkeypatch, "plan", "run.yaml", "--set", "cluster.profile=null") == 2
+    assert "cluster.profile is missing" in capsys.readouterr().err
+
+
+def test_a_report_is_written_where_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    (folder / "runs" / "tiny").mkdir(parents=True)
+    (folder / "runs" / "tiny" / "config.yaml").write_text(CONFIG)
+    RunStore(str(folder / "runs" / "tiny")).write_result({"status": "finished", "reason": "done"})
+    (folder / "bill.csv").write_text("pool,usd\nfast,1.5\n")
+    assert lyray(monkeypatch, "report", "runs/tiny", "--html", "r.html", "--bill", "bill.csv") == 0
+    out = capsys.readouterr().out
+    assert "tiny: finished" in out
+    assert "Ledger against the bill" in out
+    assert out.endswith("wrote r.html\n")
+    assert (folder / "r.html").exists()
+    assert lyray(monkeypatch, "report", "runs/tiny", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["status"] == "finished"
+
+
+def test_the_schema_is_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lyray(monkeypatch, "schema") == 0
+    assert json.loads(capsys.readouterr().out)["properties"]["budget"]
+
+
+@pytest.mark.parametrize(
+    "command", ["validate", "profile", "plan", "simulate", "run", "report", "export", "schema"]
+)
+def test_the_help_of_every_command_shows_an_example(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert lyray(monkeypatch, command, "--help") == 0
+    assert f"Example: lyray {command}" in capsys.readouterr().out
+
+
+def test_validating_loads_nothing_heavy_and_runs_no_user_code(folder: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['lyray', 'validate', 'run.yaml']\n"
+        "import atexit; atexit.register(lambda: print(*sys.modules))\n"
+        "from orchestrator.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=True
+    )
+    first, modules = done.stdout.splitlines()
+    assert first.startswith("run.yaml: fine")
+    loaded = {name.partition(".")[0] for name in modules.split()}
+    assert not loaded & {"ray", "torch", "cvxpy", "simpy", "numba", "job"}
+
+
+def test_the_module_is_the_same_program(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "validate", "run.yaml"],
+        capture_output=True, text=True, cwd=folder, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")

@@ -72,6 +72,10 @@ class Head:
         except OrchestratorError as error:
             self._write_result(error.status, str(error), resumable=True)
             raise
+        except Exception as error:
+            logger.exception("the head failed")
+            self._write_result("failed", f"{type(error).__name__}: {error}", resumable=True)
+            raise
         else:
             self._write_result(outcome.status, outcome.reason, resumable=outcome.resumable)
             return outcome

@@ -6,11 +6,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 from ray.exceptions import AuthenticationError
 
 from orchestrator.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 128 * 2**20
 """Plans, reports and profiles are small; tensors never pass through Ray."""
@@ -45,6 +48,7 @@ def ray_session(num_devices: int) -> Iterator[None]:
         else:
             folder = tempfile.mkdtemp(prefix="lyray-", dir=_short_folder())
             _embed(folder, num_devices)
+        _silence_raylets()
         yield
     finally:
         ray.shutdown()
@@ -89,6 +93,19 @@ def _attach() -> None:
             f"cannot join the Ray cluster at RAY_ADDRESS={address}: {error}; "
             "unset RAY_ADDRESS to start a local one"
         ) from None
+
+
+def _silence_raylets() -> None:
+    """Send what raylets tell every driver ("A worker died ...") to the log.
+
+    Ray prints it on stdout whatever ``log_to_driver`` says, between our own lines, and offers
+    no switch; in a Ray that prints it otherwise this does nothing.
+    """
+
+    def to_log(data: dict[str, Any], ignore_prefix: bool = False) -> None:
+        logger.info("Ray: %s", " ".join(data.get("lines", ())))
+
+    ray._private.worker.print_to_stdstream = to_log
 
 
 def _short_folder() -> str:

@@ -1,6 +1,7 @@
 """From the file to a cluster that can run: devices, workers, measured layers, run-time figures."""
 
 import json
+import logging
 import math
 import os
 from collections import Counter
@@ -32,6 +33,8 @@ from orchestrator.runtime.backend import connect, load_everywhere, start_fleet
 from orchestrator.runtime.fleet import Fleet, Place
 from orchestrator.runtime.inventory import found_nodes, price_nodes
 from orchestrator.runtime.truth import EmulatedTruth
+
+logger = logging.getLogger(__name__)
 
 _ray: Any = ray  # partly typed
 
@@ -88,7 +91,8 @@ def set_up(config: RunConfig, working_dir: str, say: Callable[[str], None]) -> R
     emulated = config.cluster.source == "emulated"
     say(f"starting {len(places)} workers")
     fleet = start_fleet(config, places, num_threads=1 if emulated else _threads(places))
-    fleet.greet(config.failure.timeouts.start_s)
+    for device_id, greeting in fleet.greet(config.failure.timeouts.start_s).items():
+        logger.info("%s: process %s on node %s", device_id, greeting.pid, greeting.ray_node_id)
     say("loading the task")
     task = load_everywhere(config, fleet, places, working_dir)
     connect(config, fleet, host="127.0.0.1" if emulated else _ray.util.get_node_ip_address())

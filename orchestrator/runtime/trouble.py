@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from orchestrator.control.recovery import LOST_CONTACT
 from orchestrator.core.slot import ClusterEvent, DeviceLost, WorkerFailed
 
+SYMPTOMS = (LOST_CONTACT, "TimeoutError")
+"""How the messages begin of a worker that only noticed another's end, or silence."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -59,4 +62,4 @@ class Trouble:
 
 
 def _is_own(failure: WorkerFailed) -> bool:
-    return bool(failure.user_traceback) or not failure.message.startswith(LOST_CONTACT)
+    return bool(failure.user_traceback) or not failure.message.startswith(SYMPTOMS)

@@ -16,6 +16,12 @@ def test_a_lost_contact_alone_is_not_the_cause_while_somebody_runs() -> None:
     assert trouble.cause_is_known(())
 
 
+def test_waiting_in_vain_is_not_the_cause_either() -> None:
+    trouble = Trouble()
+    trouble.failed(WorkerFailed("b", 7, "TimeoutError: nothing came from rank 0 within 5.0 s"))
+    assert not trouble.cause_is_known({"a"})
+
+
 def test_a_loss_and_an_own_error_are_causes() -> None:
     lost, own = Trouble(), Trouble()
     lost.lost(Loss("a", "its process was killed"))

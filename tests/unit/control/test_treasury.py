@@ -1,0 +1,80 @@
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.control.treasury import Treasury
+from orchestrator.core.slot import IDLE_ESTIMATE, StepEstimate
+from orchestrator.planning.lyapunov import ControlOptions
+from orchestrator.planning.queues import BudgetOptions
+from tests.unit.builders import make_cluster, make_device
+
+BUDGET = BudgetOptions(average_per_hour_usd=3.6, horizon_hours=10.0)  # b = 0.001 $/s, H = 36000 s
+CONTROL = ControlOptions(slot_s=60.0)
+CLUSTER = make_cluster([make_device("gpu-0")], price_usd_per_s=0.01)
+
+
+def running(samples_per_s: float, cost_usd_per_s: float, step_s: float = 1.0) -> StepEstimate:
+    return StepEstimate(step_s, samples_per_s, cost_usd_per_s)
+
+
+def test_the_weight_follows_from_kappa_budget_horizon_and_the_best_ratio() -> None:
+    """V = kappa b H / (1.2 rho): 0.05 x 0.001 x 36000 / (1.2 x 1000)."""
+    treasury = Treasury(BUDGET, CONTROL)
+    assert treasury.learn([running(10.0, 0.01), running(5.0, 0.05), IDLE_ESTIMATE])
+    assert treasury.best_ratio_samples_per_usd == pytest.approx(1000.0)
+    assert treasury.weight == pytest.approx(1.8 / 1200)
+    assert treasury.line_usd == pytest.approx(1.8)
+
+
+def test_a_better_ratio_moves_weight_and_backlog_but_not_the_price_of_money() -> None:
+    treasury = Treasury(BUDGET, CONTROL)
+    treasury.learn([running(10.0, 0.01)])
+    later = replace(CLUSTER, now_s=60.0)
+    treasury.charge(0.6, CLUSTER, later, running(10.0, 0.01))
+    price = treasury.queues.backlog_usd / treasury.weight
+    assert not treasury.learn([running(9.0, 0.01)])
+    assert treasury.learn([running(20.0, 0.01)])
+    assert treasury.queues.backlog_usd / treasury.weight == pytest.approx(price)
+    assert treasury.line_usd == pytest.approx(1.8)
+
+
+def test_a_slot_is_charged_its_bill_less_the_budget_of_its_real_length() -> None:
+    treasury = Treasury(BUDGET, CONTROL)
+    treasury.learn([running(10.0, 0.01)])
+    treasury.charge(0.25, CLUSTER, replace(CLUSTER, now_s=20.0), running(10.0, 0.01))
+    assert treasury.queues.backlog_usd == pytest.approx(0.25 - 0.001 * 20)
+
+
+def test_the_bound_grows_with_the_dearest_slot_seen_and_never_shrinks() -> None:
+    treasury = Treasury(BUDGET, CONTROL)
+    treasury.learn([running(10.0, 0.01)])
+    before = treasury.overspend_bound_usd
+    treasury.charge(0.6, CLUSTER, replace(CLUSTER, now_s=60.0), running(10.0, 0.01))
+    first = treasury.overspend_bound_usd
+    # The line, and one device held for 60 s, 2 steps of overrun and a block of 1 s, less b D.
+    assert first == pytest.approx(1.8 + 0.01 * 63 - 0.001 * 60)
+    assert first > before
+    dear = replace(CLUSTER, now_s=120.0, offers=(replace(CLUSTER.offers[0], price_usd_per_s=0.02),))
+    treasury.charge(1.2, replace(CLUSTER, now_s=60.0), dear, running(10.0, 0.01))
+    assert treasury.overspend_bound_usd == pytest.approx(1.8 + 0.02 * 63 - 0.001 * 60)
+    treasury.charge(0.0, dear, replace(CLUSTER, now_s=180.0), IDLE_ESTIMATE)
+    assert treasury.overspend_bound_usd == pytest.approx(1.8 + 0.02 * 63 - 0.001 * 60)
+
+
+def test_nothing_is_promised_where_idling_is_forbidden() -> None:
+    treasury = Treasury(replace(BUDGET, allow_idle=False), CONTROL)
+    assert treasury.overspend_bound_usd == float("inf")
+
+
+def test_under_a_hard_cap_the_last_checkpoint_is_kept_paid_for() -> None:
+    view = Treasury(replace(BUDGET, total_usd=5.0), CONTROL).view(1.0, replace(CLUSTER, now_s=100))
+    assert view.budget_usd == pytest.approx(0.1)
+    assert view.reserve_usd == pytest.approx(0.02)
+    assert view.left_usd == pytest.approx(3.98)
+
+
+def test_a_second_of_the_run_has_the_budget_of_so_many_billed_ones() -> None:
+    treasury = Treasury(BUDGET, CONTROL, billing_speedup=60.0)
+    assert treasury.budget_usd_per_s == pytest.approx(0.06)
+    treasury.learn([running(10.0, 0.01)])
+    assert treasury.line_usd == pytest.approx(1.8)

@@ -12,7 +12,7 @@ from orchestrator.core.durable import CheckpointManifest
 from orchestrator.errors import ConfigError
 
 NAMES_KEY = "state_dict"
-"""Metadata of a layer's file: a JSON object, tensor of the file -> name in the user's model."""
+"""Metadata of a layer's file: a JSON object, name in the user's model -> tensor of the file."""
 
 _ALIGNMENT = 8  # of the data, as safetensors asks for
 _DTYPE_BITS = re.compile(r"\d+")
@@ -69,7 +69,7 @@ def _tensors(store: CheckpointStore, manifest: CheckpointManifest) -> Iterator[_
         header = json.loads(data[8 : 8 + length])
         names: Mapping[str, str] = json.loads(header.pop("__metadata__", {}).get(NAMES_KEY, "{}"))
         body = memoryview(data)[8 + length :]
-        for key, name in names.items():
+        for name, key in names.items():
             entry = header[key]
             first, end = entry["data_offsets"]
             yield _Tensor(name, entry["dtype"], tuple(entry["shape"]), body[first:end])

@@ -43,6 +43,17 @@ class SplitModel:
         """The user's own state_dict name of a parameter or buffer of a layer."""
         return f"{self.names[layer]}.{name}"
 
+    def state_keys(self, layer: int) -> dict[str, str]:
+        """The user's own state_dict names of a layer, each with its key in the layer's state."""
+        module = self.layers[layer]
+        keys = {id(value): f"buffer/{name}" for name, value in module.named_buffers()}
+        keys |= {id(value): f"param/{name}" for name, value in module.named_parameters()}
+        return {
+            self.state_name(layer, name): keys[id(value)]
+            for name, value in module.state_dict(keep_vars=True).items()
+            if id(value) in keys
+        }
+
 
 def build_task(factory: Callable[..., Task], args: Mapping[str, Any], seed: int) -> Task:
     """Call the user's factory with every global generator seeded, so that all workers agree.

@@ -211,11 +211,21 @@ def checkpoint_folder(run_url: str, step: int) -> str:
     return storage.join(run_url, "checkpoints", f"step-{step:06d}")
 
 
-def save_layer(folder: str, layer: int, tensors: Mapping[str, Tensor]) -> CheckpointFile:
-    """Write one layer's file, atomically. Raises OSError when the storage refuses."""
+def save_layer(
+    folder: str,
+    layer: int,
+    tensors: Mapping[str, Tensor],
+    state_keys: Mapping[str, str] | None = None,
+) -> CheckpointFile:
+    """Write one layer's file, atomically; ``state_keys`` (see SplitModel) go into its metadata.
+
+    Raises:
+        OSError: If the storage refuses.
+    """
     path = f"layer-{layer:03d}.safetensors"
     data = save_safetensors(
-        {key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()}
+        {key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()},
+        metadata={"state_dict": json.dumps(state_keys or {})},
     )
     storage.write_bytes(storage.join(folder, path), data)
     return CheckpointFile(layer, path, len(data), hashlib.sha256(data).hexdigest())

@@ -322,13 +322,16 @@ class Worker:
             OSError: If the storage refuses.
         """
         generation = self._assignment.generation if self._assignment else 0
-        if self._state is None or not self._first_owned:
+        if self._model is None or self._state is None or not self._first_owned:
             return CheckpointPart(step, (), generation)
         if step != self._next_step:
             raise ValueError(f"asked to save step {step}, but stands before step {self._next_step}")
         self._state.take_from(self._optimizer)
         folder = checkpoint_folder(self._spec.run_url, step)
-        files = [save_layer(folder, i, self._state.tensors(i)) for i in self._first_owned]
+        files = [
+            save_layer(folder, i, self._state.tensors(i), self._model.state_keys(i))
+            for i in self._first_owned
+        ]
         return CheckpointPart(step, tuple(files), generation)
 
     def checksums(self) -> dict[int, str]:

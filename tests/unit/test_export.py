@@ -24,8 +24,8 @@ def write_checkpoint(run_dir: Path, step: int, scale: float = 1.0) -> Checkpoint
     files = []
     for layer, names in enumerate(
         (
-            {"param/weight": "embed.weight", "buffer/flag": "embed.flag"},
-            {"param/weight": "head.weight", "param/bias": "head.bias"},
+            {"embed.weight": "param/weight", "embed.flag": "buffer/flag"},
+            {"head.weight": "param/weight", "head.bias": "param/bias"},
         )
     ):
         arrays = {"param/weight": WEIGHT * np.float32(scale), "optim/weight/exp_avg": WEIGHT}

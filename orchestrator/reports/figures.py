@@ -36,7 +36,7 @@ def usd(value: float | None) -> str:
     """Dollars: cents, and more digits below one dollar."""
     if value is None or not math.isfinite(value):
         return _DASH
-    digits = 2 if abs(value) >= 1 or value == 0 else 4
+    digits = 4 if 5e-5 <= abs(value) < 1 else 2
     return f"{'-' if value < 0 else ''}${abs(value):,.{digits}f}"
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from orchestrator.core.slot import CommittedStep, RunEvent, SlotRecord
 from orchestrator.reports import figures
-from orchestrator.reports.records import slot_line
+from orchestrator.reports.records import decision_text, slot_line
 
 _EVENTS_SHOWN = 8
 _LOSSES_KEPT = 400
@@ -93,7 +93,7 @@ class LiveView:
         """Takes over everything that is known once a slot."""
         self._record = record
         if record.decision != "keep":
-            self._events.append(f"slot {record.slot}  {record.decision}: {record.reason}")
+            self._events.append(f"slot {record.slot}  {decision_text(record)}")
 
     def event(self, event: RunEvent) -> None:
         """Adds a line to the events."""

@@ -96,8 +96,15 @@ def slot_line(record: SlotRecord) -> str:
     parts.append(f"spent {figures.usd(record.spent_usd)} of {figures.usd(record.budget_usd)}")
     if record.stragglers:
         parts.append(f"straggler {', '.join(record.stragglers)}")
-    parts.append(f"{record.decision}: {record.reason}")
+    parts.append(decision_text(record))
     return " · ".join(parts)
+
+
+def decision_text(record: SlotRecord) -> str:
+    """What was decided and why; a reason that names the decision stands alone."""
+    if record.reason.startswith(f"{record.decision}:"):
+        return record.reason
+    return f"{record.decision}: {record.reason}"
 
 
 def _group_data(group: Group) -> dict[str, Json]:

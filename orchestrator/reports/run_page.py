@@ -64,7 +64,7 @@ def run_page(found: RunFound) -> str:
         ]
     body += [
         f"<h2>{_titled('Plans', len(found.plans))}</h2>",
-        table(PLAN_HEAD, map(plan_cells, found.plans[-_ROWS:]), right=(3, 4, 5)),
+        table(PLAN_HEAD, map(plan_cells, found.plans[-_ROWS:]), right=(2, 3, 4)),
         "<h2>Bill</h2>",
         table(BILL_HEAD, bill_cells(found), right=(1, 2, 3)),
         f"<h2>{_titled('Events', len(found.events))}</h2>",

@@ -17,6 +17,7 @@ Row = Mapping[str, object]
 
 _LOSS_WINDOW = 10  # steps whose mean stands for the loss at the start and at the end
 _CENT = 0.01
+_NO_TIME_S = 1.0  # billed; the first slot ends as soon as there is a plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,6 @@ class SlotRow:
 class PlanSpan:
     """A stretch of slots in which one plan ran."""
 
-    generation: int
     first_slot: int
     last_slot: int
     end_step: int
@@ -179,13 +179,16 @@ class RunFound:
 
     @property
     def plans(self) -> tuple[PlanSpan, ...]:
-        """The plans that ran, in order."""
+        """The plans that ran, in order; a slot in which next to no time passed ran none."""
         spans: list[list[SlotRow]] = []
+        before_s = 0.0
         for slot in self.slots:
-            if spans and spans[-1][-1].generation == slot.generation:
-                spans[-1].append(slot)
-            else:
-                spans.append([slot])
+            if slot.time_s > before_s + _NO_TIME_S:
+                if spans and spans[-1][-1].plan == slot.plan:
+                    spans[-1].append(slot)
+                else:
+                    spans.append([slot])
+            before_s = slot.time_s
         reasons = {s.slot + 1: s.reason for s in self.slots if s.decision != "keep"}
         return tuple(_span(slots, reasons.get(slots[0].slot, "")) for slots in spans)
 
@@ -321,7 +324,6 @@ def _span(slots: Sequence[SlotRow], reason: str) -> PlanSpan:
     measured = [s.measured_step_s for s in slots if s.measured_step_s is not None]
     costs = [s.cost_per_hour_usd for s in slots if s.cost_per_hour_usd is not None]
     return PlanSpan(
-        generation=slots[0].generation,
         first_slot=slots[0].slot,
         last_slot=slots[-1].slot,
         end_step=slots[-1].step,

@@ -93,7 +93,7 @@ def plan_words(plan: Mapping[str, object]) -> str:
     return "\n".join(lines)
 
 
-COMPARISON_HEAD = ("strategy", "step predicted", "step measured", "samples/s", "$/h", "against it")
+COMPARISON_HEAD = ("strategy", "predicted", "measured", "samples/s", "$/h", "against it")
 
 
 def comparison_rows(found: RunFound) -> list[tuple[str, ...]]:
@@ -129,8 +129,9 @@ def comparison_table(found: RunFound) -> Table | None:
     return _table("Strategies, measured in short runs", COMPARISON_HEAD, comparison_rows(found), 5)
 
 
-PLAN_HEAD = ("slots", "to step", "samples: device[layers] > ...", "step predicted",
-             "step measured", "$/h", "why")  # fmt: skip
+PLAN_HEAD = (
+    "slots", "to step", "predicted", "measured", "$/h", "samples: device[layers] > ...", "why",
+)  # fmt: skip
 
 
 def plan_cells(span: PlanSpan) -> tuple[str, ...]:
@@ -138,10 +139,10 @@ def plan_cells(span: PlanSpan) -> tuple[str, ...]:
     return (
         f"{span.first_slot}-{span.last_slot}",
         str(span.end_step),
-        plan_words(span.plan),
         figures.seconds(span.predicted_step_s),
         figures.seconds(span.measured_step_s),
         figures.usd(span.cost_per_hour_usd),
+        plan_words(span.plan),
         span.reason,
     )
 
@@ -173,7 +174,8 @@ def event_cells(event: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _plans(found: RunFound) -> Table | None:
-    return _table("Plans", PLAN_HEAD, [plan_cells(span) for span in found.plans], 2)
+    rows = [plan_cells(span)[:-1] for span in found.plans]  # why: see the events
+    return _table("Plans and their time of a step", PLAN_HEAD[:-1], rows, 5)
 
 
 def _bill(found: RunFound) -> Table | None:
@@ -200,9 +202,9 @@ def _table(
 ) -> Table | None:
     if not rows:
         return None
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for index, name in enumerate(head):
-        table.add_column(Text(name), overflow="fold", ratio=1 if index == wide and wide else None)
+        table.add_column(Text(name), no_wrap=index != wide)
     for row in rows:
         table.add_row(*map(Text, row))
     return table

@@ -27,8 +27,8 @@ def test_durations_take_the_unit_that_fits(value: float | None, shown: str) -> N
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(None, "-"), (0.0, "$0.00"), (0.05, "$0.0500"), (3.5, "$3.50"), (1234.5, "$1,234.50"),
-     (-2.0, "-$2.00")],
+    [(None, "-"), (0.0, "$0.00"), (0.05, "$0.0500"), (1e-9, "$0.00"), (3.5, "$3.50"),
+     (1234.5, "$1,234.50"),     (-2.0, "-$2.00")],
 )  # fmt: skip
 def test_dollars_below_one_show_more_digits(value: float | None, shown: str) -> None:
     assert figures.usd(value) == shown

@@ -16,11 +16,11 @@ from orchestrator.reports.records import slot_data
 from orchestrator.reports.run_page import run_page
 from orchestrator.reports.run_report import compare_bill, read_run, report_data
 from orchestrator.reports.run_text import print_report
-from tests.unit.builders import make_plan
+from tests.unit.builders import make_group, make_plan
 from tests.unit.reports.test_plan_page import read_page
-from tests.unit.reports.test_records import PLAN, a_record
+from tests.unit.reports.test_records import FAST, PLAN, a_record
 
-OTHER = make_plan(*PLAN.groups, generation=4)
+OTHER = make_plan(make_group([FAST], [0, 10], [11]), generation=4)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_the_report_adds_up_what_the_files_say(run_dir: str) -> None:
     assert found.standing_usd == pytest.approx(1.2)
 
 
-def test_plans_are_cut_where_the_generation_changes_and_say_why(run_dir: str) -> None:
+def test_plans_are_cut_where_another_one_ran_and_say_why(run_dir: str) -> None:
     first, second = read_run(run_dir).plans
     assert (first.first_slot, first.last_slot, first.end_step) == (0, 1, 20)
     assert (second.first_slot, second.last_slot, second.reason) == (

@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CONFIG ?= examples/byte_gpt.yaml
 
-.PHONY: help venv demo test lint format wheel clean
+.PHONY: help venv demo test lint format dashboards wheel clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -39,6 +39,9 @@ lint: $(READY)  ## Check format, style, types and import contracts
 format: $(READY)  ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+dashboards: $(READY)  ## Write dashboards/*.json from their source
+	$(BIN)/python dashboards/build.py
 
 wheel: $(READY)  ## Build dist/lyray-*.whl
 	$(BIN)/python -m build --wheel

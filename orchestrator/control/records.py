@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
+from typing import TYPE_CHECKING
 
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.plan import Plan
@@ -17,9 +18,13 @@ from orchestrator.core.slot import (
     Rates,
     RunEvent,
     RunEventKind,
+    SlotRecord,
     StepEstimate,
     StepReport,
 )
+
+if TYPE_CHECKING:
+    from orchestrator.control.chooser import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,65 @@ class Clock:
     def per_hour(self, usd_per_s: float) -> float:
         """True dollars per hour of a rate per second of the run."""
         return usd_per_s * 3600.0 / self.billing_speedup
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the run has come to at the end of a slot."""
+
+    slot: int
+    cluster: ClusterState
+    next_step: int
+    samples: int
+    backlog_usd: float
+    penalty_weight: float
+    spent_usd: float
+    budget_usd: float
+    overspend_bound_usd: float
+    stragglers: tuple[str, ...]
+    price_age_s: tuple[tuple[str, float], ...]
+    control_cpu_s: float
+
+
+def make_record(slot: Settled, choice: "Choice", standing: Standing, clock: Clock) -> SlotRecord:
+    """The slot that ended, and what was decided at its end, in the units of the user's edge."""
+    decision, cluster = choice.decision, standing.cluster
+    newest = slot.steps[-1] if slot.steps else None
+    return SlotRecord(
+        slot=standing.slot,
+        time_s=clock.billed_s(cluster.now_s),
+        step=standing.next_step,
+        generation=slot.plan.generation,
+        decision=decision.kind,
+        reason=decision.reason,
+        plan=slot.plan,
+        next_plan=decision.plan,
+        predicted=predicted_rates(slot.predicted, clock),
+        measured=measured_rates(slot, clock),
+        backlog_usd=standing.backlog_usd,
+        penalty_weight=standing.penalty_weight,
+        price_of_money_samples_per_usd=standing.backlog_usd / standing.penalty_weight,
+        marginal_values=choice.marginal_values,
+        spent_usd=standing.spent_usd,
+        budget_usd=standing.budget_usd,
+        overspend_bound_usd=standing.overspend_bound_usd,
+        solve_s=choice.solve_s,
+        migration_s=decision.migration.pause_s,
+        moved_bytes=sum(move.size_bytes for move in decision.migration.moves),
+        control_cpu_s=standing.control_cpu_s,
+        devices=device_views(cluster, decision.plan, slot.lost, standing.stragglers, clock),
+        loss=newest.loss if newest else None,
+        grad_norm=newest.grad_norm if newest else None,
+        lr=newest.lr if newest else 0.0,
+        samples=standing.samples,
+        num_late=sum(report.num_late for report in slot.reports),
+        num_operations=sum(report.num_operations for report in slot.reports),
+        stragglers=standing.stragglers,
+        fallbacks=choice.fallbacks,
+        group_step_s=group_step_s(slot),
+        bubble_ratio=bubble_ratio(slot),
+        price_age_s=standing.price_age_s,
+    )
 
 
 def predicted_rates(estimate: StepEstimate, clock: Clock) -> Rates:

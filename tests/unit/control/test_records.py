@@ -1,0 +1,145 @@
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.control.records import (
+    Clock,
+    Scribe,
+    Settled,
+    bubble_ratio,
+    device_views,
+    group_step_s,
+    measured_rates,
+    predicted_rates,
+)
+from orchestrator.core.plan import Migration
+from orchestrator.core.slot import (
+    IDLE_ESTIMATE,
+    CommittedStep,
+    Decision,
+    DeviceJoined,
+    DeviceLost,
+    PreemptionNotice,
+    StepEstimate,
+    StepReport,
+    WorkerFailed,
+)
+from tests.unit.builders import make_cluster, make_device, make_group, make_plan
+
+A, B, C = (make_device(f"gpu-{i}") for i in range(3))
+PLAN = make_plan(make_group([A, B], [0, 2, 4], [4]), make_group([C], [0, 4], [4]))
+CLUSTER = make_cluster([A, B, C], price_usd_per_s=0.001)
+
+
+def report(device_id: str, group_index: int, compute_s: float, step: int = 0) -> StepReport:
+    return StepReport(
+        generation=1,
+        step=step,
+        device_id=device_id,
+        group_index=group_index,
+        num_samples=4,
+        started_s=0.0,
+        ended_s=1.0,
+        step_s=1.0,
+        compute_s=compute_s,
+        peak_memory_bytes=100 + step,
+    )
+
+
+def slot(**changes: object) -> Settled:
+    steps = tuple(CommittedStep(k, 1, 8 * k, 8 * k + 8, step_s=s, ended_s=1.0) for k, s in
+                  enumerate((1.0, 1.0, 4.0)))  # fmt: skip
+    reports = tuple(
+        report(d, g, s, k)
+        for k in range(3)
+        for d, g, s in (("gpu-0", 0, 0.2), ("gpu-1", 0, 0.4), ("gpu-2", 1, 0.9))
+    )
+    known = Settled(PLAN, IDLE_ESTIMATE, 0.0, 10.0, 0.02, steps, reports)
+    return replace(known, **changes)  # type: ignore[arg-type]
+
+
+def test_measured_rates_are_the_median_step_and_totals_over_the_real_length() -> None:
+    rates = measured_rates(slot(), Clock())
+    assert (rates.step_s, rates.samples_per_s) == (1.0, pytest.approx(2.4))
+    assert rates.cost_per_hour_usd == pytest.approx(7.2)
+    assert rates.peak_memory_bytes == (("gpu-0", 102), ("gpu-1", 102), ("gpu-2", 102))
+
+
+def test_a_slot_without_length_measures_nothing() -> None:
+    rates = measured_rates(slot(to_s=0.0, steps=(), reports=()), Clock())
+    assert (rates.step_s, rates.samples_per_s, rates.cost_per_hour_usd) == (None, None, None)
+
+
+def test_dollars_per_hour_are_true_ones_however_fast_billing_runs() -> None:
+    clock = Clock(billing_speedup=60.0)
+    assert clock.per_hour(0.06) == pytest.approx(3.6)
+    assert clock.billed_s(10.0) == 600.0
+    rates = predicted_rates(StepEstimate(0.5, 16.0, 0.06), clock)
+    assert (rates.step_s, rates.cost_per_hour_usd) == (0.5, pytest.approx(3.6))
+
+
+def test_an_idle_plan_predicts_its_cost_and_no_rate() -> None:
+    rates = predicted_rates(replace(IDLE_ESTIMATE, cost_usd_per_s=0.001), Clock())
+    assert (rates.step_s, rates.samples_per_s, rates.cost_per_hour_usd) == (None, None, 3.6)
+
+
+def test_a_group_takes_the_compute_time_of_its_busiest_device() -> None:
+    assert group_step_s(slot()) == (pytest.approx(0.4), pytest.approx(0.9))
+    assert group_step_s(slot(reports=())) == ()
+
+
+def test_bubbles_are_device_time_in_steps_without_compute() -> None:
+    assert bubble_ratio(slot()) == pytest.approx(1 - (0.2 + 0.4 + 0.9) / 3)
+    assert bubble_ratio(slot(reports=())) is None
+
+
+def test_a_slot_prolonged_adds_up() -> None:
+    whole = slot().then(slot(from_s=10.0, to_s=12.0, lost=("gpu-2",)))
+    assert (whole.elapsed_s, whole.bill_usd, len(whole.steps)) == (12.0, 0.04, 6)
+    assert whole.lost == ("gpu-2",)
+
+
+def test_devices_are_shown_as_used_idle_and_lost() -> None:
+    plan = make_plan(make_group([A], [0, 4], [8]))
+    rest = make_cluster([A, B], price_usd_per_s=0.001)
+    views = device_views(rest, plan, ["gpu-2"], ["gpu-0"], Clock())
+    assert [(v.device_id, v.state, v.straggler) for v in views] == [
+        ("gpu-0", "used", True), ("gpu-1", "idle", False), ("gpu-2", "lost", False),
+    ]  # fmt: skip
+    assert views[0].price_per_hour == pytest.approx(3.6)
+
+
+def test_every_event_of_the_cluster_is_written_with_its_device() -> None:
+    written = Scribe(60.0, 3).cluster_events(
+        [
+            DeviceJoined(A),
+            DeviceLost("gpu-1", "its process was killed"),
+            PreemptionNotice("gpu-2", 90.0),
+            WorkerFailed("gpu-0", 7, "out of memory"),
+        ]
+    )
+    assert [(e.kind, e.device) for e in written] == [
+        ("joined", "gpu-0"), ("lost", "gpu-1"), ("notice", "gpu-2"), ("failed", "gpu-0"),
+    ]  # fmt: skip
+    assert {(e.time_s, e.slot) for e in written} == {(60.0, 3)}
+    assert written[3].detail == "step 7: out of memory"
+
+
+def test_a_straggler_is_written_when_found_when_lasting_and_when_over() -> None:
+    scribe, slow = Scribe(0.0, 0), make_cluster([replace(A, slowdown=2.5), B])
+    found = scribe.stragglers((), ("gpu-0",), (), slow)
+    assert [(e.kind, e.detail) for e in found] == [
+        ("straggler", "computes 2.5x slower than predicted for it")
+    ]
+    lasting = scribe.stragglers(("gpu-0",), ("gpu-0",), ("gpu-0",), slow)
+    assert [e.detail for e in lasting] == ["lasting: still 2.5x slower than predicted"]
+    over = scribe.stragglers(("gpu-0",), (), (), CLUSTER)
+    assert [(e.kind, e.device) for e in over] == [("recovered", "gpu-0")]
+
+
+def test_keeping_the_plan_is_no_event() -> None:
+    decision = Decision("keep", PLAN, IDLE_ESTIMATE, "keep: no other plan is better")
+    assert Scribe(0.0, 0).decision(decision) == []
+    switched = replace(decision, kind="switch", reason="switch: x", migration=Migration((), 0.3))
+    (event,) = Scribe(0.0, 0).decision(switched)
+    assert (event.kind, event.detail, event.duration_s) == ("replan", "switch: x", 0.3)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from orchestrator.core.slot import CommittedStep, RunEvent, SlotRecord
 from orchestrator.reports import figures
-from orchestrator.reports.records import decision_text, slot_line
+from orchestrator.reports.records import slot_line
 
 _EVENTS_SHOWN = 8
 _LOSSES_KEPT = 400
@@ -92,8 +92,6 @@ class LiveView:
     def slot(self, record: SlotRecord) -> None:
         """Takes over everything that is known once a slot."""
         self._record = record
-        if record.decision != "keep":
-            self._events.append(f"slot {record.slot}  {decision_text(record)}")
 
     def event(self, event: RunEvent) -> None:
         """Adds a line to the events."""
@@ -164,8 +162,8 @@ class LiveView:
         return grid
 
 
-def plan_grid(record: SlotRecord) -> Table:
-    """The plan that runs from now on as a small table: a row a device."""
+def plan_grid(record: SlotRecord) -> RenderableType:
+    """The plan that runs from now on as a small table: a row a device, then who is idle."""
     views = {view.device_id: view for view in record.devices}
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("group", "samples", "stage", "device", "kind", "layers", "slowdown", "$/h"):
@@ -190,9 +188,8 @@ def plan_grid(record: SlotRecord) -> Table:
                 )
     used = set(record.next_plan.device_ids)
     idle = [view.device_id for view in record.devices if view.device_id not in used]
-    if idle:
-        table.add_row("idle", "", "", ", ".join(idle), style="dim")
-    return table
+    parts: list[RenderableType] = [table] if used else []
+    return Group(*parts, Text(f"idle  {', '.join(idle)}", style="dim")) if idle else table
 
 
 def sparkline(values: "deque[float]", width: int = 40) -> str:

@@ -4,7 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from orchestrator import storage
@@ -208,14 +208,14 @@ def read_run(run_dir: str) -> RunFound:
     store = RunStore(storage.absolute(run_dir))
     if not storage.exists(store.url("config.yaml")) and not store.read("slots"):
         raise ConfigError(f"{run_dir} holds no run; give the folder that has its config.yaml")
-    result = store.read_result()
+    result, steps = store.read_result(), store.read("steps")
     return RunFound(
         run_url=store.run_url,
         name=store.run_url.rstrip("/").rsplit("/", 1)[-1],
         status=str(result["status"]) if result else "running or ended without a word",
         reason=str(result["reason"]) if result else "there is no result.json yet",
-        slots=tuple(map(_slot_row, store.read("slots"))),
-        steps=store.read("steps"),
+        slots=_own_step_times([_slot_row(row) for row in store.read("slots")], steps),
+        steps=steps,
         ledger=store.read_ledger(),
         events=store.read("events"),
         comparisons=_comparisons(store),
@@ -318,6 +318,24 @@ def _slot_row(row: Row) -> SlotRow:
         num_operations=_int(row, "num_operations"),
         stragglers=tuple(map(str, _list(row, "stragglers"))),
     )
+
+
+def _own_step_times(slots: Sequence[SlotRow], steps: Sequence[Row]) -> tuple[SlotRow, ...]:
+    """The slots, each with the median time of those of its steps that its own plan ran.
+
+    After a switch the first steps of a slot are still the old plan's.
+    """
+    found, first = [], 0
+    for slot in slots:
+        own = [
+            seconds
+            for step in steps[first : slot.step]
+            if _int(step, "generation") == slot.generation
+            and (seconds := _float(step, "step_s")) is not None
+        ]
+        found.append(replace(slot, measured_step_s=median(own) if own else None))
+        first = slot.step
+    return tuple(found)
 
 
 def _span(slots: Sequence[SlotRow], reason: str) -> PlanSpan:

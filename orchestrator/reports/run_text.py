@@ -93,7 +93,7 @@ def plan_words(plan: Mapping[str, object]) -> str:
     return "\n".join(lines)
 
 
-COMPARISON_HEAD = ("strategy", "predicted", "measured", "samples/s", "$/h", "against it")
+COMPARISON_HEAD = ("strategy", "predicted", "measured", "samples/s", "$/h", "joint's gain")
 
 
 def comparison_rows(found: RunFound) -> list[tuple[str, ...]]:
@@ -108,12 +108,12 @@ def comparison_rows(found: RunFound) -> list[tuple[str, ...]]:
             if limit else free
         )  # fmt: skip
         if limit:
-            against = _ratio(row, other, "samples_per_s", f"samples/s of {limit}")
+            against = _ratio(row, other, "samples_per_s", "samples/s")
         else:
-            against = "" if row is free else _ratio(free, row, "measured_step_s", "step time")
+            against = "" if row is free else _ratio(free, row, "measured_step_s", "step")
         rows.append(
             (
-                f"{row.get('strategy')}" + (f" at the cost of {limit}" if limit else ""),
+                f"{row.get('strategy')}" + (f" at {limit}'s cost" if limit else ""),
                 figures.seconds(_value(row, "predicted_step_s")),
                 figures.seconds(_value(row, "measured_step_s")),
                 figures.number(_value(row, "samples_per_s")),
@@ -126,7 +126,7 @@ def comparison_rows(found: RunFound) -> list[tuple[str, ...]]:
 
 def comparison_table(found: RunFound) -> Table | None:
     """Strategies measured side by side before the run; None when there was no comparison."""
-    return _table("Strategies, measured in short runs", COMPARISON_HEAD, comparison_rows(found), 5)
+    return _table("Strategies, measured in short runs", COMPARISON_HEAD, comparison_rows(found), 0)
 
 
 PLAN_HEAD = (
@@ -202,7 +202,7 @@ def _table(
 ) -> Table | None:
     if not rows:
         return None
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for index, name in enumerate(head):
         table.add_column(Text(name), no_wrap=index != wide)
     for row in rows:
@@ -214,7 +214,7 @@ def _ratio(
     row: Mapping[str, object] | None, other: Mapping[str, object] | None, key: str, what: str
 ) -> str:
     a, b = (_value(row, key) if row else None), (_value(other, key) if other else None)
-    return f"joint: {100 * (a / b - 1):+.1f} % {what}" if a and b else ""
+    return f"{100 * (a / b - 1):+.1f} % {what}" if a and b else ""
 
 
 def _value(row: Mapping[str, object], key: str) -> float | None:

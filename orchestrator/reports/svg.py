@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from orchestrator.reports import figures
-
 CHARACTER_WIDTH = 6.6
 """Pixels that a character of the 12-pixel font takes on average, rounded up."""
 
@@ -145,7 +143,7 @@ def line_chart(series: Sequence[Series], *, x_title: str, y_title: str, label: s
     points = [p for s in series for p in s.points]
     if not points:
         return ""
-    width, height, left, top, bottom = 1080, 260, 64, 14, 40
+    width, height, left, top, bottom = 1080, 270, 64, 28, 40
     x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
     y_low, y_high = min(0.0, *(y for _, y in points)), max(y for _, y in points)
     x_span, y_span = (x_high - x_low) or 1.0, (y_high - y_low) or 1.0
@@ -158,12 +156,10 @@ def line_chart(series: Sequence[Series], *, x_title: str, y_title: str, label: s
     for y in ticks(y_low, y_high):
         at = place((x_low, y))[1]
         parts.append(element("line", x1=left, x2=width - 20, y1=at, y2=at, class_="grid"))
-        parts.append(text(left - 8, at + 4, figures.number(y), class_="soft", text_anchor="end"))
+        parts.append(text(left - 8, at + 4, f"{y:,g}", class_="soft", text_anchor="end"))
     for x in ticks(x_low, x_high, 8):
         at = place((x, y_low))[0]
-        parts.append(
-            text(at, height - bottom + 18, figures.number(x), class_="soft", text_anchor="middle")
-        )
+        parts.append(text(at, height - bottom + 18, f"{x:,g}", class_="soft", text_anchor="middle"))
     parts.append(text(width - 20, height - 4, x_title, class_="soft", text_anchor="end"))
     parts.append(text(4, 12, y_title, class_="soft"))
     for curve in series:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from rich.console import Group
 from rich.table import Table
 
 from orchestrator import storage
@@ -129,34 +130,40 @@ def rehearsal_data(config: RunConfig, results: Sequence[Rehearsal]) -> dict[str,
     }
 
 
-def rehearsal_table(config: RunConfig, results: Sequence[Rehearsal]) -> Table:
-    """The strategies side by side."""
+def rehearsal_table(config: RunConfig, results: Sequence[Rehearsal]) -> Group:
+    """The strategies side by side, then how each kept to the budget and ended."""
     budget = figures.usd(config.budget.average_per_hour_usd)
-    table = Table(title=f"Simulated; budget {budget}/h", title_justify="left")
-    table.add_column("strategy")
-    for name in ("hours", "steps", "samples/s", "$/h", "$/1M samples", "spent", "most over budget",
-                 "re-plans", "idle"):  # fmt: skip
-        table.add_column(name, justify="right")
-    table.add_column("ended", overflow="fold")
+    title = f"Simulated; the budget is {budget}/h"
+    numbers = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    ends = Table(box=None, padding=(0, 1, 0, 0))
+    numbers.add_column("strategy", no_wrap=True)
+    for name in ("hours", "steps", "samples/s", "$/h", "$/1M", "spent", "plans", "idle"):
+        numbers.add_column(name, justify="right", no_wrap=True)
+    for name in ("strategy", "most over budget", "bound"):
+        ends.add_column(name, no_wrap=True)
+    ends.add_column("ended")
     for r in results:
         if r.problem:
-            table.add_row(r.strategy, *["-"] * 9, r.problem, style="red")
+            ends.add_row(r.strategy, "-", "-", r.problem, style="red")
             continue
-        over = f"{figures.usd(r.overspend_usd)} (bound {figures.usd(r.overspend_bound_usd)})"
-        table.add_row(
+        numbers.add_row(
             r.strategy,
             figures.number(r.hours),
             f"{r.steps:,}",
             figures.number(r.samples_per_s),
             figures.usd(r.average_per_hour_usd),
-            figures.usd(r.usd_per_million_samples),
+            f"${figures.number(r.usd_per_million_samples)}",
             figures.usd(r.spent_usd),
-            over,
             str(r.replans),
             figures.percent(r.idle_ratio),
+        )
+        ends.add_row(
+            r.strategy,
+            figures.usd(r.overspend_usd),
+            figures.usd(r.overspend_bound_usd),
             r.ended or "goes on",
         )
-    return table
+    return Group(numbers, "", ends)
 
 
 def _traces(config: RunConfig) -> tuple[TraceEvent, ...]:

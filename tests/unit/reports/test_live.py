@@ -39,7 +39,7 @@ def test_progress_money_plan_and_events_are_shown(view: LiveView) -> None:
     shown = picture(view)
     for said in ("step 17 of 40", "loss 2.50", "550 ms", "predicted 500 ms", "$3.50/h",
                  "budget $4.00/h", "$0.3000 over", "bound $0.4000", "fast-0", "0-6", "7-9",
-                 "straggler slow-0: 2.5 times slower", "switch: best by far"):  # fmt: skip
+                 "straggler slow-0: 2.5 times slower"):  # fmt: skip
         assert said in shown
 
 

@@ -40,7 +40,7 @@ def run_dir(tmp_path: Path) -> str:
                     decision="switch" if slot == 1 else "keep",
                     reason="fast-0 is 2.4 times slower" if slot == 1 else "best",
                     predicted=Rates(0.5, 22.0, 3.5),
-                    measured=Rates(0.55 if early else 0.6, 20.0, 3.5),
+                    measured=Rates(0.55, 20.0, 3.5),
                     spent_usd=2.0 * (slot + 1), budget_usd=1.8 * (slot + 1),
                     overspend_bound_usd=1.0, control_cpu_s=0.1,
                 )
@@ -49,7 +49,9 @@ def run_dir(tmp_path: Path) -> str:
         store.write_journal(
             SlotJournal(
                 steps=tuple(
-                    CommittedStep(k, 3, 11 * k, 11 * k + 11, 0.55, 0.55 * k, loss=5.0 - 0.1 * k)
+                    # after the switch two steps are still the old plan's
+                    CommittedStep(k, 3 if k < 22 else 4, 11 * k, 11 * k + 11,
+                                  0.55 if k < 22 else 0.6, 0.55 * k, loss=5.0 - 0.1 * k)
                     for k in range(10 * slot, 10 * slot + 10)
                 ),
                 ledger=(
@@ -160,8 +162,8 @@ def test_json_text_and_page_tell_the_same(run_dir: str) -> None:
     print_report(Console(file=screen, width=200), found, (("fast", 6.0, 6.5),))
     text = screen.getvalue()
     for said in ("finished", "4.55 -> 1.55 (fell by 3.00)", "kept in every slot",
-                 "2.4 times slower", "releasing those devices", "joint: -50.0 % step time",
-                 "joint: +25.0 % samples/s of even-split", "$0.5000"):  # fmt: skip
+                 "2.4 times slower", "releasing those devices", "-50.0 % step",
+                 "joint at even-split's cost", "+25.0 % samples/s", "$0.5000"):  # fmt: skip
         assert said in text
     page = read_page(run_page(found))
     assert not page.outside

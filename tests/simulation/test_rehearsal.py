@@ -1,0 +1,92 @@
+"""`lyray simulate`: the closed loop over days, each strategy under the same budget."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from orchestrator.config import RunConfig
+from orchestrator.core.model import ModelProfile
+from orchestrator.errors import ConfigError
+from orchestrator.whatif.rehearsal import rehearsal_data, rehearsal_table, rehearse
+from tests.unit.builders import make_profile
+
+CONFIG = """
+run: {name: tiny}
+training: {task: "job:task", global_batch: 64, microbatch: 4, steps: 1000000}
+cluster:
+  source: file
+  offers:
+    - {pool: fast, kind: a100-40, count: 2, price_per_hour: 3.6}
+    - {pool: slow, kind: t4, count: 1, price_per_hour: 0.36}
+  links: [{within: zone, latency_s: 0.0001, bandwidth_gbytes_per_s: 3}]
+budget: {average_per_hour_usd: 4.0, horizon_hours: 12}
+control: {slot_s: 1800}
+"""
+DAYS = 0.5
+
+
+def a_profile() -> ModelProfile:
+    return make_profile({"a100-40": [0.01] * 4, "t4": [0.04] * 4}, microbatches=(1, 2, 4))
+
+
+@pytest.mark.parametrize("strategy", ["joint", "even-split", "cheapest"])
+def test_every_strategy_keeps_the_average_and_its_slack(strategy: str) -> None:
+    result = rehearse(RunConfig.parse(CONFIG), a_profile(), days=DAYS, strategy=strategy)
+    assert result.problem == ""
+    assert 12.0 <= result.hours <= 12.5
+    assert result.budget_usd == pytest.approx(4.0 * result.hours)
+    assert result.overspend_usd <= result.overspend_bound_usd
+    assert result.samples == 64 * result.steps
+
+
+def test_joint_trains_most_under_one_budget() -> None:
+    config = RunConfig.parse(CONFIG)
+    joint, even = (
+        rehearse(config, a_profile(), days=DAYS, strategy=name) for name in ("joint", "even-split")
+    )
+    assert joint.samples > even.samples
+
+
+def test_doing_nothing_costs_nothing() -> None:
+    result = rehearse(RunConfig.parse(CONFIG), a_profile(), days=DAYS, strategy="do-nothing")
+    assert (result.spent_usd, result.samples, result.idle_ratio) == (0.0, 0, 1.0)
+    assert result.usd_per_million_samples is None
+
+
+def test_the_hard_cap_ends_a_run_before_its_days() -> None:
+    config = RunConfig.parse(CONFIG, ["budget.total_usd=10"])
+    result = rehearse(config, a_profile(), days=DAYS, strategy="joint")
+    assert result.ended.startswith("budget: ")
+    assert result.spent_usd <= 10.0
+    assert result.hours < 12.0
+
+
+def test_a_finished_run_says_so() -> None:
+    config = RunConfig.parse(CONFIG, ["training.steps=100"])
+    result = rehearse(config, a_profile(), days=DAYS, strategy="joint")
+    assert (result.steps, result.ended.partition(":")[0]) == (100, "finished")
+
+
+def test_a_price_feed_moves_the_bill(tmp_path: Path) -> None:
+    feed = tmp_path / "prices.csv"
+    feed.write_text("time_s,pool,price_per_hour\n0,fast,1.0\n")
+    cheap = RunConfig.parse(CONFIG, [f"cluster.price_feed={{path: {feed}}}"])
+    dear = rehearse(RunConfig.parse(CONFIG), a_profile(), days=DAYS, strategy="joint")
+    result = rehearse(cheap, a_profile(), days=DAYS, strategy="joint")
+    assert result.samples > dear.samples
+    feed.write_text("time_s,pool\n0,fast\n")
+    with pytest.raises(ConfigError, match=r"prices.csv': price feed, line 2"):
+        rehearse(cheap, a_profile(), days=DAYS, strategy="joint")
+
+
+def test_a_strategy_without_a_plan_is_named_and_the_others_go_on() -> None:
+    config = RunConfig.parse(CONFIG, [f"cluster.offers[{i}].memory_gib=0.001" for i in (0, 1)])
+    result = rehearse(config, a_profile(), days=DAYS, strategy="even-split")
+    assert "bytes" in result.problem
+    data = json.loads(json.dumps(rehearsal_data(config, [result])))
+    assert set(data["strategies"][0]) == {"strategy", "problem"}
+    console = Console(record=True, width=80)
+    with console.capture():
+        console.print(rehearsal_table(config, [result]))

@@ -13,7 +13,7 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 OwnerSet = tuple[int, ...]  # sorted ranks
-_MAX_CACHED = 64  # a group holds 3 threads and about size + 3 descriptors
+_MAX_CACHED = 16  # unused ones; a group holds 3 threads and about size + 3 descriptors
 _SIOCGIFADDR = 0x8915
 
 

@@ -116,8 +116,7 @@ class Stage:
             UserCodeError: If a layer raises, or returns what cannot cross a border.
         """
         kept = self._kept.setdefault(microbatch, _Kept())
-        key = _shapes(value)
-        with self._measured(key, kept):
+        with self._measured(("layers", _shapes(value)), kept):
             for index, layer in enumerate(self.work.layers, start=self.work.first_layer):
                 place = (
                     f"step {step}: layer {index} ({self.work.names[index - self.work.first_layer]})"
@@ -148,7 +147,9 @@ class Stage:
             UserCodeError: If the loss raises or returns something else than two sums.
         """
         assert self.work.loss is not None
-        with user_code(f"step {step}: the loss"), self._autocast():
+        kept = self._kept[microbatch]
+        measured = self._measured(("loss", _shapes(output)), kept)
+        with user_code(f"step {step}: the loss"), self._autocast(), measured:
             loss_sum, weight = self.work.loss(output, batch)
             loss_sum = torch.as_tensor(loss_sum)
             if loss_sum.numel() != 1:
@@ -159,7 +160,7 @@ class Stage:
             self.loss_sum += float(loss_sum.detach())
             self.weight_sum += float(weight)
         if loss_sum.requires_grad:
-            self._kept[microbatch].outputs = (loss_sum / num_samples,)
+            kept.outputs = (loss_sum / num_samples,)
 
     def backward(
         self, microbatch: int, step: int, wire: Sequence[Tensor] = ()
@@ -216,7 +217,7 @@ class Stage:
             self._stash_bytes[key] = sum(storages.values())
         else:
             yield
-        kept.stash_bytes = self._stash_bytes[key]
+        kept.stash_bytes += self._stash_bytes[key]
         held = sum(k.stash_bytes for k in self._kept.values())
         self.peak_stash_bytes = max(self.peak_stash_bytes, held)
 

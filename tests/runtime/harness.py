@@ -88,8 +88,8 @@ class _Child:
                 return items
         if name == "run_apart":
             return [self._run_apart(step) for step in range(*args)]
-        if name == "exit":
-            os._exit(1)
+        if name == "count":  # native threads and open files
+            return [len(list(Path("/proc/self", what).iterdir())) for what in ("task", "fd")]
         return getattr(self._worker, name)(*args)
 
 

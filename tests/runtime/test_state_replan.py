@@ -180,3 +180,21 @@ def test_install_without_any_source_names_the_layer(fleet: Fleet, tmp_path: Path
     fleet.start(spec)
     with pytest.raises(ChildError, match="no worker holds layer 0 as of step 3"):
         fleet.install(plan, first_step=3, end_step=4)
+
+
+def test_many_replans_leave_no_threads_and_files_behind(fleet: Fleet, tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    spec = make_spec("mlp", str(tmp_path), task_args={"num_layers": 5}, global_batch=8, steps=41)
+    fleet.start(spec)
+    counts = []
+    for step in range(40):
+        plan = random_plan(rng, DEVICES, num_layers=5, batch=8, generation=step + 1)
+        run_to(fleet, plan, step, step + 1)
+        counts.append(np.array(fleet.all("count")).max(0))
+    fleet.save(40, num_layers=5)
+    alone, _ = train_alone(spec, 40)
+    assert largest_difference(alone, saved_parameters(str(tmp_path), 40, 5)) <= 1e-6
+    threads, files = np.array(counts).T
+    # 16 unused process groups are kept, of 3 threads and some files each; then no more come
+    assert threads[25:].max() <= threads[:25].max() + 12
+    assert files[25:].max() <= files[:25].max() + 60

@@ -24,7 +24,10 @@ def interface_towards(host: str) -> str | None:
     the one that its peers can reach.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 1))  # sends nothing
+        try:
+            probe.connect((host, 1))  # sends nothing
+        except OSError:
+            return None  # no way there: torch's own error says more
         address = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])

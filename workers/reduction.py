@@ -58,11 +58,10 @@ def make_buckets(
     """
     found: dict[tuple[OwnerSet, torch.dtype], list[nn.Parameter]] = defaultdict(list)
     mine = sorted(held)
-    seen: set[int] = set()
-    tied = {id(layers[layer].get_parameter(name)) for tie in ties for layer, name in tie.keys}
+    seen = {id(layers[layer].get_parameter(name)) for tie in ties for layer, name in tie.keys}
     for layer in mine:
         for parameter in layers[layer].parameters():
-            if parameter.requires_grad and id(parameter) not in tied | seen:
+            if parameter.requires_grad and id(parameter) not in seen:
                 seen.add(id(parameter))
                 found[owners[layer], parameter.dtype].append(parameter)
     for tie, union in zip(ties, tie_owners(owners, ties), strict=True):
@@ -87,6 +86,10 @@ class GradientSums:
     def run(self) -> None:
         """Start every sum, then wait for all: one after another, owner sets in a ring deadlock."""
         started = []
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()
         with contact("the sum of gradients"):
             for bucket in self._buckets:
                 group = self._groups.get(bucket.owners)

@@ -109,7 +109,7 @@ class StepRunner:
             receive_s=times.receive_s if self.emulated else self.executor.receive_s,
             reduce_s=ended_s - times.end_s if self.emulated else voted_s - worked_s,
             update_s=0.0 if self.emulated else now_s - voted_s,
-            data_s=self.executor.data_s,
+            data_s=0.0 if self.emulated else self.executor.data_s,
             wall_step_s=now_s - wall_s if self.emulated else ended_s - at_s,
             num_operations=times.num_operations,
             num_late=times.num_late,

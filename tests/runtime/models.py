@@ -75,9 +75,9 @@ def mlp(
 
 
 class Embed(nn.Module):
-    def __init__(self, vocabulary: int, width: int) -> None:
+    def __init__(self, vocabulary: int, width: int, *, sparse: bool) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
+        self.tokens = nn.Embedding(vocabulary, width, sparse=sparse)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.tokens(tokens)
@@ -152,11 +152,15 @@ def cross_entropy(output: Tensor, batch: tuple[Tensor, Tensor]) -> tuple[Tensor,
 
 
 def language(
-    tied: bool = True, ragged: bool = False, dropout: float = 0.0, double: bool = True
+    tied: bool = True,
+    ragged: bool = False,
+    dropout: float = 0.0,
+    double: bool = True,
+    sparse: bool = False,
 ) -> Task:
     """Seven layers: embedding, attention and blocks, head."""
     vocabulary, width = 13, 8
-    embed = Embed(vocabulary, width)
+    embed = Embed(vocabulary, width, sparse=sparse)
     layers = [
         embed,
         Attention(width, dropout),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,14 @@ def test_step_whose_gradient_is_not_finite_is_skipped_by_everybody(
     assert len(skipped) == 2  # two epochs
     assert {(r.step, r.skipped) for r in reports} == {(s, s in skipped) for s in range(8)}
     assert largest_difference(alone, saved_parameters(str(tmp_path), 8, 4)) <= 1e-12
+
+
+def test_sparse_gradients_of_an_embedding_equal_dense_ones(fleet: Fleet, tmp_path: Path) -> None:
+    args = {"tied": False}
+    spec = make_spec("language", str(tmp_path), task_args=args, global_batch=16, optimizer=ADAMW)
+    fleet.start(replace(spec, task_args={**args, "sparse": True}))
+    fleet.install(LANGUAGE_PLAN, first_step=0, end_step=5)
+    fleet.run(LANGUAGE_PLAN)
+    fleet.save(5, num_layers=7)
+    alone, _ = train_alone(spec, 5)  # torch's AdamW refuses sparse gradients
+    assert largest_difference(alone, saved_parameters(str(tmp_path), 5, 7)) <= 1e-12

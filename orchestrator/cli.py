@@ -285,7 +285,8 @@ def _simulate(config: "RunConfig", *, days: float, as_json: bool, compare: str |
     if unknown:
         raise ConfigError(f"--compare {unknown[0]}: write all, or some of {', '.join(STRATEGIES)}")
     measured = _measured(config)
-    results = [rehearse(config, measured, days=days, strategy=name) for name in names]
+    with _noise_to_stderr():
+        results = [rehearse(config, measured, days=days, strategy=name) for name in names]
     if as_json:
         print(json.dumps(rehearsal_data(config, results), indent=1, allow_nan=False))
     else:
@@ -327,6 +328,23 @@ def _read_text(path: str) -> str:
         return storage.read_bytes(path).decode()
     except (FileNotFoundError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; give a text file") from None
+
+
+@contextmanager
+def _noise_to_stderr() -> Iterator[None]:
+    """Keep stdout for our own lines: HiGHS prints a banner there when it is first used."""
+    sys.stdout.flush()
+    stdout, stderr = sys.__stdout__, sys.__stderr__
+    if stdout is None or stderr is None:  # a process without terminal or files
+        yield
+        return
+    kept = os.dup(stdout.fileno())
+    os.dup2(stderr.fileno(), stdout.fileno())
+    try:
+        yield
+    finally:
+        os.dup2(kept, stdout.fileno())
+        os.close(kept)
 
 
 _told: list[str] = []

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from itertools import pairwise
+from math import fsum, inf
 
 from rich.console import Group
 from rich.table import Table
@@ -38,7 +39,7 @@ class Rehearsal:
     overspend_usd: float = 0.0  # the most that was ever spent above b t
     overspend_bound_usd: float = 0.0  # what was promised at that slot
     replans: int = 0
-    idle_ratio: float = 0.0  # of the slots
+    idle_ratio: float = 0.0  # of the time
     ended: str = ""  # how the run ended, empty when the days were over first
     problem: str = ""
 
@@ -197,9 +198,17 @@ def _summary(strategy: str, records: Sequence[SlotRecord], ended: str) -> Rehear
         overspend_usd=max(0.0, worst_usd),
         overspend_bound_usd=worst.overspend_bound_usd,
         replans=sum(record.decision in ("reassign", "switch") for record in records),
-        idle_ratio=sum(record.plan.is_idle for record in records) / len(records),
+        idle_ratio=_idle_ratio(records),
         ended=ended,
     )
+
+
+def _idle_ratio(records: Sequence[SlotRecord]) -> float:
+    """Share of the time in which nothing ran."""
+    starts_s = [0.0, *(record.time_s for record in records)]
+    lengths_s = [end - start for start, end in pairwise(starts_s)]
+    idle_s = fsum(s for s, r in zip(lengths_s, records, strict=True) if r.plan.is_idle)
+    return idle_s / starts_s[-1] if starts_s[-1] else 0.0
 
 
 def _plain(result: Rehearsal) -> dict[str, Json]:

@@ -1,13 +1,16 @@
 """`lyray simulate`: the closed loop over days, each strategy under the same budget."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from orchestrator import storage
 from orchestrator.config import RunConfig
-from orchestrator.core.model import ModelProfile
+from orchestrator.core.model import ModelProfile, profile_to_json
 from orchestrator.errors import ConfigError
 from orchestrator.whatif.rehearsal import rehearsal_data, rehearsal_table, rehearse
 from tests.unit.builders import make_profile
@@ -79,6 +82,24 @@ def test_a_price_feed_moves_the_bill(tmp_path: Path) -> None:
     feed.write_text("time_s,pool\n0,fast\n")
     with pytest.raises(ConfigError, match=r"prices.csv': price feed, line 2"):
         rehearse(cheap, a_profile(), days=DAYS, strategy="joint")
+
+
+def test_the_command_prints_one_object_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("def task(): ...\n")
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps(storage.to_json(profile_to_json(a_profile()))))
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "simulate", "run.yaml", "--days", "0.1", "--json",
+         "--set", f"cluster.profile={profile}", "--compare", "cheapest,do-nothing"],
+        capture_output=True, text=True, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert [row["strategy"] for row in data["strategies"]] == ["joint", "cheapest", "do-nothing"]
+    joint, cheapest, nothing = data["strategies"]
+    assert joint["samples"] > cheapest["samples"] > nothing["samples"] == 0
+    assert cheapest["usd_per_million_samples"] < joint["usd_per_million_samples"]
 
 
 def test_a_strategy_without_a_plan_is_named_and_the_others_go_on() -> None:

@@ -1,12 +1,14 @@
 """Search, assignment and decision of one slot, in this order; every fallback is named."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.control.treasury import Treasury
 from orchestrator.core.slot import Candidate, Decision, PlanningProblem, StepEstimate
+from orchestrator.errors import InfeasibleError
+from orchestrator.planning.constraints import Row, broken
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 from orchestrator.planning.guards import LedgerView
@@ -14,10 +16,15 @@ from orchestrator.planning.lyapunov import ControlOptions, decide
 
 if TYPE_CHECKING:
     from orchestrator.planning.assignment import SlotAssignment
-    from orchestrator.planning.constraints import Row
     from orchestrator.strategies.registry import Strategy
 
 logger = logging.getLogger(__name__)
+
+CAP_REACHED = "budget_cap_reached"
+"""How the reason of a decision begins when the hard cap lets no candidate run."""
+
+SHRINK_FACTORS = (1.0, 3.0)
+"""Prices of money, in units of the best samples per dollar, at which smaller plans win."""
 
 MAX_RATIO_ROUNDS = 4
 """Searches that look for the most samples per dollar before the first slot."""
@@ -39,7 +46,7 @@ class Chooser:
 
     strategy: "Strategy"
     assignment: "SlotAssignment"
-    rows: "tuple[Row, ...]"
+    rows: tuple[Row, ...]
     control: ControlOptions
     stopwatch: Callable[[], float]
 
@@ -66,12 +73,13 @@ class Chooser:
             treasury: Learns rho from what the search finds; V and Q of the decision are its.
             ledger: The money.
             go_on: Keep to the incumbent if it may run: the loop has only been restarted.
+
+        Raises:
+            InfeasibleError: If the model, or the user's limits, never allow a plan.
         """
         started_s = self.stopwatch()
-        cost = CostModel(problem)
-        estimate = incumbent_estimate(cost)
         found: tuple[Candidate, ...] = ()
-        if not go_on or estimate is None:
+        if not go_on or incumbent_estimate(CostModel(problem), self.rows) is None:
             found = self.strategy.propose(problem, out_of_time=self._deadline())
         if treasury.learn(candidate.estimate for candidate in found):
             problem = replace(
@@ -79,18 +87,17 @@ class Chooser:
                 penalty_weight=treasury.weight,
                 backlog_usd=treasury.queues.backlog_usd,
             )
-            cost = CostModel(problem)
+        cost = CostModel(problem)
         solved = self.assignment.solve(problem, found, self.rows) if found else None
+        obedient = [c for c in found if broken(cost, self.rows, c) is None]
         if solved:
-            found = (solved.candidate, *found)
-        decision = decide(
-            problem=problem,
-            candidates=found,
-            cost=cost,
-            incumbent_estimate=estimate,
-            ledger=ledger,
-            options=self.control,
-        )
+            obedient.insert(0, solved.candidate)
+        decision = self._decide(cost, obedient, ledger)
+        if decision.reason.startswith(CAP_REACHED):
+            smaller = self._smaller(cost, treasury.best_ratio_samples_per_usd)
+            decision = self._decide(cost, [*obedient, *smaller], ledger)
+        if _any_runs(found) and not _any_runs(obedient):
+            decision = self._refused_by_rows(decision, problem)
         return Choice(
             decision=decision,
             solve_s=self.stopwatch() - started_s,
@@ -98,17 +105,61 @@ class Chooser:
             fallbacks=(solved.fallback,) if solved and solved.fallback else (),
         )
 
+    def _decide(
+        self, cost: CostModel, candidates: Sequence[Candidate], ledger: LedgerView
+    ) -> Decision:
+        return decide(
+            problem=cost.problem,
+            candidates=candidates,
+            cost=cost,
+            incumbent_estimate=incumbent_estimate(cost, self.rows),
+            ledger=ledger,
+            options=self.control,
+        )
+
+    def _smaller(self, cost: CostModel, ratio_samples_per_usd: float) -> list[Candidate]:
+        """Plans that are best when a dollar is dear: what may still fit under the hard cap.
+
+        Source: docs/model.md, section 4.7 (shrink).
+        """
+        found: list[Candidate] = []
+        for factor in SHRINK_FACTORS:
+            priced = replace(
+                cost.problem, penalty_weight=1.0, backlog_usd=factor * ratio_samples_per_usd
+            )
+            found += self.strategy.propose(priced, out_of_time=self._deadline())
+        return [c for c in found if broken(cost, self.rows, c) is None]
+
+    def _refused_by_rows(self, decision: Decision, problem: PlanningProblem) -> Decision:
+        """Name the limits as what lets nothing run; an error when nothing ever ran."""
+        limits = ", ".join(row.name for row in self.rows)
+        if problem.incumbent is None:
+            raise InfeasibleError(
+                f"no plan found obeys every limit of budget.limits ({limits}); raise the limits"
+            )
+        if decision.kind != "idle":
+            return decision
+        reason = f"user_rows_infeasible: no plan found obeys every limit ({limits})"
+        return replace(decision, reason=reason)
+
     def _deadline(self) -> Callable[[], bool]:
         end_s = self.stopwatch() + self.control.plan_deadline_s
         return lambda: self.stopwatch() > end_s
 
 
-def incumbent_estimate(cost: CostModel) -> StepEstimate | None:
-    """The incumbent in the state of the problem; None: idle, or it lost a device or its memory."""
-    problem = cost.problem
-    plan = problem.incumbent
-    if plan is None or plan.is_idle or not all(map(problem.cluster.has, plan.device_ids)):
+def incumbent_estimate(cost: CostModel, rows: Sequence[Row]) -> StepEstimate | None:
+    """The incumbent in the state of the problem.
+
+    None when it is idle or cannot be kept: it lost a device, or breaks memory or a limit.
+    """
+    plan = cost.problem.incumbent
+    if plan is None or plan.is_idle or not all(map(cost.problem.cluster.has, plan.device_ids)):
         return None
     if cost.memory_error(plan.groups, plan.schedule):
         return None
-    return retime(cost, plan.groups, plan.schedule)
+    estimate = retime(cost, plan.groups, plan.schedule)
+    return None if broken(cost, rows, Candidate(plan, estimate)) else estimate
+
+
+def _any_runs(candidates: Sequence[Candidate]) -> bool:
+    return any(not candidate.plan.is_idle for candidate in candidates)

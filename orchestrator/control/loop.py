@@ -7,19 +7,10 @@ from math import fsum
 from typing import TYPE_CHECKING
 
 from orchestrator.control.backend import Backend
-from orchestrator.control.chooser import Choice, Chooser, incumbent_estimate
+from orchestrator.control.chooser import CAP_REACHED, Choice, Chooser, incumbent_estimate
 from orchestrator.control.leases import LeaseBook
 from orchestrator.control.ledger import Ledger
-from orchestrator.control.records import (
-    Clock,
-    Scribe,
-    Settled,
-    bubble_ratio,
-    device_views,
-    group_step_s,
-    measured_rates,
-    predicted_rates,
-)
+from orchestrator.control.records import Clock, Scribe, Settled, Standing, make_record
 from orchestrator.control.recovery import FailureOptions, judge
 from orchestrator.control.traffic import Traffic, move_traffic, step_traffic
 from orchestrator.control.treasury import Treasury
@@ -40,6 +31,7 @@ from orchestrator.core.slot import (
     SlotRecord,
 )
 from orchestrator.errors import OrchestratorError
+from orchestrator.planning.constraints import make_rows
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import BudgetOptions
@@ -50,8 +42,6 @@ if TYPE_CHECKING:
     from orchestrator.strategies.registry import Strategy
 
 logger = logging.getLogger(__name__)
-
-CAP_REACHED = "budget_cap_reached"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +93,7 @@ class ControlLoop:
         self._chooser = Chooser(
             strategy=self.strategy,
             assignment=self.assignment,
-            rows=(),
+            rows=make_rows(options.budget.limits, billing_speedup=options.billing_speedup),
             control=options.control,
             stopwatch=self.stopwatch,
         )
@@ -131,12 +121,15 @@ class ControlLoop:
         self._num_replans = state.num_replans if state else 0
         self._checkpoint_step = state.checkpoint_step if state else None
         self._restarted = state is not None
+        self._first_look = True
         self._step_traffic: dict[int, tuple[Traffic, ...]] = {}  # of one step, by generation
         self._moving: tuple[Traffic, ...] = ()  # of the last change of plan, not yet billed
         self._incumbent = state.plan if state else None
         plan = state.plan if state else Plan(0, options.training.schedules[0])
         self._decision = Decision("idle", plan, IDLE_ESTIMATE, "nothing ran yet")
-        if state and (estimate := incumbent_estimate(CostModel(self._problem()))):
+        if state and (
+            estimate := incumbent_estimate(CostModel(self._problem()), self._chooser.rows)
+        ):
             self._decision = replace(self._decision, kind="keep", predicted=estimate)
             self._grant(state.plan)
 
@@ -175,10 +168,17 @@ class ControlLoop:
         """Estimate, bill, commit and weigh what an observation brought, and book it."""
         running, since = self._decision, self._estimator.cluster
         stragglers, lasting = self._estimator.stragglers, self._estimator.lasting_stragglers
-        if not observation.reports and observation.next_step != self._leases.next_step:
-            self._leases.restart_at(observation.next_step)  # a checkpoint was restored
+        if self._first_look and not observation.reports:
+            self._leases.restart_at(
+                observation.next_step
+            )  # that a restored checkpoint goes on with
+        self._first_look = False
         now = self._estimator.update(observation, running.predicted, running.plan)
         steps = self._leases.commit(observation.reports)
+        assert self._leases.next_step == observation.next_step, (
+            f"the backend is at step {observation.next_step}, but its reports commit only up to "
+            f"step {self._leases.next_step}"
+        )
         entries = self._ledger.close(
             observation.usage,
             since,
@@ -339,52 +339,26 @@ class ControlLoop:
         )
 
     def _publish(self, slot: Settled, choice: Choice, started_cpu_s: float) -> SlotRecord:
-        record = self._record(slot, choice, self.cpu_clock() - started_cpu_s)
+        treasury, cluster = self._treasury, self._estimator.cluster
+        standing = Standing(
+            slot=self._slot,
+            cluster=cluster,
+            next_step=self._leases.next_step,
+            samples=self._leases.samples_committed,
+            backlog_usd=treasury.queues.backlog_usd,
+            penalty_weight=treasury.weight,
+            spent_usd=self._ledger.spent_usd,
+            budget_usd=treasury.budget_usd_per_s * cluster.now_s,
+            overspend_bound_usd=treasury.overspend_bound_usd,
+            stragglers=self._estimator.stragglers,
+            price_age_s=self._estimator.price_age_s,
+            control_cpu_s=self.cpu_clock() - started_cpu_s,
+        )
+        record = make_record(slot, choice, standing, self._clock)
         for sink in self.sinks:
             sink(record)
         self._slot += 1
         return record
-
-    def _record(self, slot: Settled, choice: Choice, control_cpu_s: float) -> SlotRecord:
-        treasury, cluster, decision = self._treasury, self._estimator.cluster, choice.decision
-        newest = slot.steps[-1] if slot.steps else None
-        return SlotRecord(
-            slot=self._slot,
-            time_s=self._clock.billed_s(cluster.now_s),
-            step=self._leases.next_step,
-            generation=slot.plan.generation,
-            decision=decision.kind,
-            reason=decision.reason,
-            plan=slot.plan,
-            next_plan=decision.plan,
-            predicted=predicted_rates(slot.predicted, self._clock),
-            measured=measured_rates(slot, self._clock),
-            backlog_usd=treasury.queues.backlog_usd,
-            penalty_weight=treasury.weight,
-            price_of_money_samples_per_usd=treasury.queues.backlog_usd / treasury.weight,
-            marginal_values=choice.marginal_values,
-            spent_usd=self._ledger.spent_usd,
-            budget_usd=treasury.budget_usd_per_s * cluster.now_s,
-            overspend_bound_usd=treasury.overspend_bound_usd,
-            solve_s=choice.solve_s,
-            migration_s=decision.migration.pause_s,
-            moved_bytes=sum(move.size_bytes for move in decision.migration.moves),
-            control_cpu_s=control_cpu_s,
-            devices=device_views(
-                cluster, decision.plan, slot.lost, self._estimator.stragglers, self._clock
-            ),
-            loss=newest.loss if newest else None,
-            grad_norm=newest.grad_norm if newest else None,
-            lr=newest.lr if newest else 0.0,
-            samples=self._leases.samples_committed,
-            num_late=sum(report.num_late for report in slot.reports),
-            num_operations=sum(report.num_operations for report in slot.reports),
-            stragglers=self._estimator.stragglers,
-            fallbacks=choice.fallbacks,
-            group_step_s=group_step_s(slot),
-            bubble_ratio=bubble_ratio(slot),
-            price_age_s=self._estimator.price_age_s,
-        )
 
 
 def _as_known(cluster: ClusterState, state: ControlState | None) -> ClusterState:

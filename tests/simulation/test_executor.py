@@ -3,7 +3,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.cluster import Link
-from orchestrator.core.plan import Group
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 from orchestrator.simulation.executor import run_step
@@ -47,7 +46,7 @@ def test_on_idle_links_it_equals_the_event_evaluation(data: st.DataObject) -> No
     model = make_profile(
         forward, microbatches=(1, 2, 3), boundary_bytes=1e6, param_bytes=2e6, update_s=1e-3
     )
-    groups: list[Group] = []
+    groups = []
     devices = []
     for g in range(data.draw(st.integers(1, 3))):
         cuts = sorted(data.draw(st.sets(st.integers(1, num_layers - 1), max_size=4)))

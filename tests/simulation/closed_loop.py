@@ -1,0 +1,142 @@
+"""A small demo cluster and everything a closed loop on a virtual clock needs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from orchestrator.control.loop import ControlLoop, LoopOptions
+from orchestrator.core.cluster import ClusterState, Link, Offer
+from orchestrator.core.durable import ControlState, LedgerEntry
+from orchestrator.core.model import ModelProfile, TrainingOptions
+from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal, SlotRecord
+from orchestrator.planning.assignment import SlotAssignment
+from orchestrator.planning.lyapunov import ControlOptions
+from orchestrator.planning.queues import BudgetOptions
+from orchestrator.simulation.backend import SimulatedBackend, SimulationOptions
+from orchestrator.simulation.traces import TraceEvent
+from orchestrator.strategies.registry import make_strategy
+from tests.unit.builders import make_cluster, make_device, make_profile
+
+PER_HOUR = {"fast": 3.67, "mid": 0.90, "slow": 0.35}
+SLOT_S = 60.0
+GLOBAL_BATCH = 16
+
+
+def demo_cluster(**offer: object) -> ClusterState:
+    """2 fast, 2 mid devices in z1 and 2 slow ones in z2, behind 20 MB/s; dollars of real hours."""
+    devices = [
+        *(make_device(f"fast-{i}", kind="fast", node_id="fast-node0") for i in range(2)),
+        *(make_device(f"mid-{i}", kind="mid", node_id="mid-node0") for i in range(2)),
+        *(make_device(f"slow-{i}", kind="slow", zone="z2") for i in range(2)),
+    ]
+    inside = [Link(z, z, 1e-4, 3e9) for z in ("z1", "z2")]
+    across = [Link(*ends, 2e-3, 2e7, 1e-11) for ends in (("z1", "z2"), ("z2", "z1"))]
+    offers = tuple(
+        replace(
+            Offer(pool, pool, "z2" if pool == "slow" else "z1", price / 3600, quantum_s=1.0),
+            **offer,  # type: ignore[arg-type]
+        )
+        for pool, price in PER_HOUR.items()
+    )
+    return replace(make_cluster(devices, links=[*inside, *across]), offers=offers)
+
+
+def demo_model() -> ModelProfile:
+    """6 layers; 0.6 s a sample on a fast device, 3 and 4.5 times that on the others."""
+    return make_profile(
+        {"fast": [0.033] * 6, "mid": [0.1] * 6, "slow": [0.15] * 6},
+        microbatches=(1, 2),
+        param_bytes=2e5,
+        boundary_bytes=8192.0,
+        step_overhead_s=0.03,
+    )
+
+
+@dataclass
+class Rehearsal:
+    """A closed loop and all it has shown."""
+
+    loop: ControlLoop
+    backend: SimulatedBackend
+    records: list[SlotRecord]
+    states: list[ControlState]
+    steps: list[CommittedStep] = field(default_factory=list)
+    ledger: list[LedgerEntry] = field(default_factory=list)
+    events: list[RunEvent] = field(default_factory=list)
+
+    def book(self, journal: SlotJournal) -> None:
+        self.steps += journal.steps
+        self.ledger += journal.ledger
+        self.events += journal.events
+
+    def run(self, max_slots: int = 10_000) -> "Rehearsal":
+        """Tick until the run has ended or so many slots have passed."""
+        for _ in range(max_slots):
+            if self.loop.outcome is not None:
+                break
+            self.loop.tick()
+        return self
+
+
+def rehearsal(  # noqa: PLR0913 - a builder names every choice
+    *,
+    budget: BudgetOptions,
+    events: Sequence[TraceEvent] = (),
+    num_samples: int = 16_000,
+    dataset_samples: int = 1000,
+    cluster: ClusterState | None = None,
+    strategy: str = "joint",
+    control: ControlOptions | None = None,
+    billing_speedup: float = 1.0,
+    state: ControlState | None = None,
+    backend: SimulatedBackend | None = None,
+) -> Rehearsal:
+    """The demo cluster under a budget; ``state`` and ``backend`` continue an earlier one."""
+    cluster, model = cluster or demo_cluster(), demo_model()
+    control = control or ControlOptions(slot_s=SLOT_S)
+    num_steps = -(-num_samples // GLOBAL_BATCH)
+    training = TrainingOptions(
+        task="examples:task", global_batch=GLOBAL_BATCH, microbatch=2, steps=num_steps
+    )
+    backend = backend or SimulatedBackend(
+        cluster,
+        model,
+        training,
+        SimulationOptions(
+            slot_s=control.slot_s,
+            num_samples=num_samples,
+            start_s=state.time_s if state else 0.0,
+            next_step=state.next_step if state else 0,
+        ),
+        events,
+    )
+    records: list[SlotRecord] = []
+    states: list[ControlState] = []
+    loop = ControlLoop(
+        backend=backend,
+        strategy=make_strategy(strategy),
+        assignment=_assignment(),
+        options=LoopOptions(
+            training=training,
+            budget=budget,
+            control=control,
+            billing_speedup=billing_speedup,
+            num_steps=num_steps,
+            num_samples=num_samples,
+            dataset_samples=dataset_samples,
+        ),
+        cluster=cluster,
+        model=model,
+        state=state,
+        sinks=(records.append,),
+        save=states.append,
+    )
+    found = Rehearsal(loop, backend, records, states)
+    loop.book = found.book
+    return found
+
+
+@cache
+def _assignment() -> SlotAssignment:
+    """One for all tests: compiling the problem takes longer than a short rehearsal."""
+    return SlotAssignment(2.0)

@@ -126,7 +126,7 @@ def run(
     """
     loaded = _load(config, overrides)
     with _ending(loaded.run.run_url):
-        _run(loaded, resume, tuple(filter(None, (compare or "").split(","))))
+        _run(loaded, resume, _strategies(compare))
 
 
 @app.command()
@@ -274,16 +274,11 @@ def _plan(config: "RunConfig", *, as_json: bool, html: str | None) -> None:
 def _simulate(config: "RunConfig", *, days: float, as_json: bool, compare: str | None) -> None:
     from rich.console import Console
 
-    from orchestrator.support import STRATEGIES
     from orchestrator.whatif.rehearsal import rehearsal_data, rehearsal_table, rehearse
 
     if not days > 0:
         raise ConfigError(f"--days is {days}; write a positive number of days")
-    others = STRATEGIES if compare == "all" else tuple(filter(None, (compare or "").split(",")))
-    names = tuple(dict.fromkeys((config.control.strategy, *others)))
-    unknown = [name for name in names if name not in STRATEGIES]
-    if unknown:
-        raise ConfigError(f"--compare {unknown[0]}: write all, or some of {', '.join(STRATEGIES)}")
+    names = tuple(dict.fromkeys((config.control.strategy, *_strategies(compare))))
     measured = _measured(config)
     with _noise_to_stderr():
         results = [rehearse(config, measured, days=days, strategy=name) for name in names]
@@ -305,6 +300,17 @@ def _run(config: "RunConfig", resume: str, compare: tuple[str, ...]) -> None:
         view.close()
     _tell(outcome.status, outcome.reason, config.run.run_url)
     sys.exit(exit_code(outcome))
+
+
+def _strategies(names: str | None) -> tuple[str, ...]:
+    """The strategies of ``--compare``."""
+    from orchestrator.support import STRATEGIES
+
+    given = STRATEGIES if names == "all" else tuple(filter(None, (names or "").split(",")))
+    for name in given:
+        if name not in STRATEGIES:
+            raise ConfigError(f"--compare {name}: write all, or some of {', '.join(STRATEGIES)}")
+    return given
 
 
 def _view(config: "RunConfig") -> "View":

@@ -99,7 +99,8 @@ def test_a_bad_file_ends_with_2_one_message_and_one_line_of_json(
 @pytest.mark.parametrize(
     "arguments", [["validate", "none.yaml"], ["report", "none"], ["export", "none", "-o", "x"],
                   ["profile", "run.yaml"], ["simulate", "run.yaml", "--days", "0"],
-                  ["simulate", "run.yaml", "--compare", "best"], ["nonsense"], ["run"],
+                  ["simulate", "run.yaml", "--compare", "best"],
+                  ["run", "run.yaml", "--compare", "even-split,best"], ["nonsense"], ["run"],
                   ["plan", "run.yaml", "--nonsense"]],
 )  # fmt: skip
 def test_wrong_arguments_end_with_2(

@@ -47,6 +47,14 @@ def test_the_commands_of_the_pages_parse() -> None:
         command.make_context(name, list(arguments))
 
 
+def test_the_run_files_shown_on_the_pages_are_valid() -> None:
+    for page in PAGES:
+        text = page.read_text() if page.exists() else ""
+        for block in re.findall(r"```yaml\n(.*?)```", text, re.S):
+            if "\ntraining:" in block and "\nbudget:" in block:
+                build_cluster(RunConfig.parse(block, source=page.name).cluster)
+
+
 def test_the_schema_for_editors_is_in_step() -> None:
     """`lyray schema > docs/config.schema.json` after a change of the options."""
     text = storage.read_bytes(str(ROOT / "docs" / "config.schema.json")).decode()

@@ -157,20 +157,13 @@ class RunFound:
 
     @property
     def worst_slot(self) -> SlotRow | None:
-        """The slot whose spending stood closest to its bound, or furthest above it."""
-        return max(
-            self.slots,
-            key=lambda s: s.spent_usd - s.budget_usd - s.overspend_bound_usd,
-            default=None,
-        )
+        """The slot at whose end most was spent above the average budget."""
+        return max(self.slots, key=lambda s: s.spent_usd - s.budget_usd, default=None)
 
     @property
     def bound_held(self) -> bool:
         """Whether spending stayed within budget and slack at every slot, to the cent."""
-        worst = self.worst_slot
-        return worst is None or (
-            worst.spent_usd <= worst.budget_usd + worst.overspend_bound_usd + _CENT
-        )
+        return all(s.spent_usd <= s.budget_usd + s.overspend_bound_usd + _CENT for s in self.slots)
 
     @property
     def standing_usd(self) -> float:
@@ -282,7 +275,7 @@ def report_data(
         ),
     }
     if worst is not None:
-        data["closest_to_bound"] = {
+        data["most_over_budget"] = {
             "slot": worst.slot,
             "spent_usd": worst.spent_usd,
             "budget_usd": worst.budget_usd,

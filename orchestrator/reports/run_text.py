@@ -65,16 +65,16 @@ def loss_text(found: RunFound) -> str:
 
 
 def bound_text(found: RunFound) -> str:
-    """Whether spending kept to budget and slack, and where it came closest."""
+    """Whether spending kept to budget and slack, and how far it went above the average."""
     worst = found.worst_slot
     if worst is None:
         return "-"
     over = worst.spent_usd - worst.budget_usd
     kept = "kept in every slot" if found.bound_held else "BROKEN"
+    side = "over" if over > 0 else "under"
     return (
-        f"{kept}; closest in slot {worst.slot}: {figures.usd(abs(over))} "
-        f"{'over' if over > 0 else 'under'} the average, bound "
-        f"{figures.usd(worst.overspend_bound_usd)}"
+        f"{kept}; at most {figures.usd(abs(over))} {side} the average (slot {worst.slot}), "
+        f"{figures.usd(worst.overspend_bound_usd)} were allowed"
     )
 
 

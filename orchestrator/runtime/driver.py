@@ -236,23 +236,26 @@ def _run_head(config: RunConfig, view: View | None, comparing: Comparing | None)
     shell: Any = ray.remote(**options)(HeadActor)  # type: ignore[call-overload]  # partly typed
     head = shell.remote(config, str(Path.cwd()))
     try:
-        with _stop_signals(head):
-            return _follow(head, head.run.remote(comparing), view)
-    except _SecondSignalError as error:
-        reason = f"stopped by {error}, then at once by a second signal"
-        return Outcome("stopped", reason, resumable=True)
+        with _stop_signals(head) as signals:
+            return _follow(head, head.run.remote(comparing), view, signals)
     finally:
         ray.kill(head)
 
 
-def _follow(head: Any, running: Any, view: View | None) -> Outcome:
-    """Pass the head's news on until its run ends."""
-    cursor = NO_CURSOR
+def _follow(head: Any, running: Any, view: View | None, signals: list[str]) -> Outcome:
+    """Pass the head's news on until its run ends, or until a second signal came."""
+    cursor, asked = NO_CURSOR, None
     try:
-        while not ray.wait([running], timeout=NEWS_S)[0]:
-            cursor = _tell(ray.get(head.status.remote(cursor)), view)
-        _tell(ray.get(head.status.remote(cursor)), view)
-        outcome: Outcome = ray.get(running)
+        while len(signals) < 2:
+            asked = asked or head.status.remote(cursor)
+            ready, _ = ray.wait([running, asked], timeout=NEWS_S)
+            if asked in ready:
+                cursor, asked = _tell(ray.get(asked), view), None
+            if running in ready:
+                _tell(ray.get(head.status.remote(cursor)), view)
+                outcome: Outcome = ray.get(running)
+                return outcome
+            ray.wait([running], timeout=NEWS_S)
     except RayTaskError as error:
         if isinstance(error.cause, OrchestratorError):
             raise error.cause from None
@@ -265,7 +268,8 @@ def _follow(head: Any, running: Any, view: View | None) -> Outcome:
             "the head process was killed; workers ended with it, and the same command resumes "
             "from the newest checkpoint"
         ) from None
-    return outcome
+    reason = f"stopped by {signals[0]}, then at once by {signals[1]}"
+    return Outcome("stopped", reason, resumable=True)
 
 
 def _tell(news: HeadNews, view: View | None) -> Cursor:
@@ -280,30 +284,26 @@ def _tell(news: HeadNews, view: View | None) -> Cursor:
     return news.cursor
 
 
-class _SecondSignalError(Exception):
-    """The user does not want to wait for the checkpoint."""
-
-
 @contextmanager
-def _stop_signals(head: Any) -> Iterator[None]:
-    """Inside the block, SIGINT and SIGTERM ask the head to stop; a second one does not wait.
+def _stop_signals(head: Any) -> Iterator[list[str]]:
+    """Inside the block, SIGINT and SIGTERM ask the head to stop; yields the names that came.
 
-    Entered after ``ray.init``, which installs a handler of its own for SIGTERM.
+    The handler raises nothing: it may run inside Ray's own code. Entered after ``ray.init``,
+    which installs a handler of its own for SIGTERM.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python hands signals to the main thread only
-        return
     seen: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield seen  # Python hands signals to the main thread only
+        return
 
     def handle(number: int, frame: FrameType | None) -> None:
         seen.append(signal.Signals(number).name)
-        if len(seen) > 1:
-            raise _SecondSignalError(seen[0])
-        head.stop.remote(f"stopped by {seen[0]}")
+        if len(seen) == 1:
+            head.stop.remote(f"stopped by {seen[0]}")
 
     old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield seen
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)

@@ -52,9 +52,10 @@ class Trouble:
         """The events, causes first: user errors, losses, own errors, lost contacts.
 
         Args:
-            step: The step under way, to name in the reason of a loss.
+            step: First step not known to be done, to name in the reason of a loss.
         """
         failures = sorted(self._failures, key=lambda f: (not f.user_traceback, not _is_own(f)))
+        step = max([step, *(failure.step for failure in failures)])
         losses = [DeviceLost(x.device_id, f"{x.reason} (step {step})") for x in self._losses]
         num_users = sum(1 for failure in failures if failure.user_traceback)
         self._failures, self._losses = [], []

@@ -121,7 +121,7 @@ class Stage:
                 place = (
                     f"step {step}: layer {index} ({self.work.names[index - self.work.first_layer]})"
                 )
-                randomness = sample_randomness(self.work.seed, step, positions, index)
+                randomness = sample_randomness(self.work.seed, step, positions, index, layer)
                 with user_code(place), self._autocast(), randomness:
                     value = layer(value)
                     _check_border(value)

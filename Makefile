@@ -8,6 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CONFIG ?= examples/byte_gpt.yaml
+BASELINES ?= even-split,proportional,even-pipeline,balanced-pipeline
 BASELINES ?= even-split,proportional,balanced-pipeline
 
 .PHONY: help venv demo test lint format dashboards wheel clean
@@ -25,10 +26,10 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,examples]'
 	@touch $(READY)
 
-demo: $(READY)  ## Train the demo job: local Ray, unlike emulated devices, baselines first
-	@name=demo-$$(date +%m%d-%H%M%S); \
+demo: $(READY)  ## Train the demo job: local Ray, emulated unlike devices
+	@name=demo-$$(date +%Y%m%d-%H%M%S); \
 	$(BIN)/lyray run $(CONFIG) --set run.name=$$name --compare $(BASELINES) && \
-	$(BIN)/lyray report runs/$$name --html runs/$$name/report.html
+	$(BIN)/lyray report runs/$$name
 
 test: $(READY)  ## Run the tiers unit, repo, simulation and runtime
 	$(BIN)/python -m pytest tests/unit tests/repo tests/simulation tests/runtime

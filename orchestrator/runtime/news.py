@@ -23,4 +23,4 @@ class Comparing:
     """Strategies to run for a few discarded steps before the first one that counts."""
 
     strategies: tuple[str, ...]
-    num_steps: int = 12
+    num_steps: int = 8

@@ -13,6 +13,9 @@ WARM_UP_STEPS = 2
 MONEY_PRICES = 12
 """Prices of money, from nothing up, at which the planner is asked for cheaper plans."""
 
+EQUAL_COST_RATIO = 0.001
+"""Costs per hour closer than this are equal: egress makes the last digits differ."""
+
 JOINT = "joint"
 
 
@@ -67,7 +70,7 @@ def entries(problem: PlanningProblem, others: Sequence[str], propose: Propose) -
             found.append(Entry(name, candidate))
     frontier = [joint, *_cheaper(problem, joint, propose)]
     for entry in tuple(found[1:]):
-        limit = entry.candidate.estimate.cost_usd_per_s * (1.0 + 1e-9)
+        limit = entry.candidate.estimate.cost_usd_per_s * (1.0 + EQUAL_COST_RATIO)
         within = [c for c in frontier if c.estimate.cost_usd_per_s <= limit]
         if within:
             best = max(within, key=lambda c: c.estimate.samples_per_s)

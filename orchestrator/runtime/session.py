@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]  # no stubs
 import ray
-from ray.exceptions import AuthenticationError
+from ray.exceptions import RayError
 
 from orchestrator.errors import ConfigError
 
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 128 * 2**20
 """Plans, reports and profiles are small; tensors never pass through Ray."""
+
+PROBE_S = 5.0
+"""Longest wait for the answer whether a cluster asks for a token."""
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -45,8 +49,8 @@ def ray_session(num_devices: int) -> Iterator[None]:
         os.environ.setdefault(name, value)
     folder: str | None = None
     try:
-        if os.environ.get("RAY_ADDRESS"):
-            _attach()
+        if address := os.environ.get("RAY_ADDRESS"):
+            _attach(address)
         else:
             folder = tempfile.mkdtemp(prefix="lyray-", dir=_short_folder())
             _embed(folder, num_devices)
@@ -86,31 +90,37 @@ def _embed(folder: str, num_devices: int) -> None:
     )
 
 
-def _attach() -> None:
+def _attach(address: str) -> None:
     """Join a running cluster, with a token if it asks for one.
 
     Ray's servers demand a token unless told otherwise, while its clients send none unless
-    told so; a token file that lies where Ray looks for it is used without being asked.
+    told so; and a client that sends one cannot work with a server that demands none.
     """
-    address = os.environ["RAY_ADDRESS"]
+    if "RAY_AUTH_MODE" not in os.environ and _asks_for_token(address):
+        os.environ["RAY_AUTH_MODE"] = "token"
+        # Ray has read its environment when it was imported.
+        ray._raylet.Config.initialize("")  # type: ignore[attr-defined]  # compiled
     try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    except (RayError, ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"cannot join the Ray cluster at RAY_ADDRESS={address}: {error}; unset RAY_ADDRESS "
+            "to start a local one, or, if it asks for a token, set RAY_AUTH_MODE=token and "
+            "RAY_AUTH_TOKEN (or put the token into ~/.ray/auth_token)"
+        ) from None
+
+
+def _asks_for_token(address: str) -> bool:
+    """Whether the cluster's control plane refuses a question that comes without a token."""
+    if "://" in address or ":" not in address:
+        return False  # ``auto``, or a proxy with rules of its own
+    with grpc.insecure_channel(address) as channel:
+        ask = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetClusterId")
         try:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR)
-        except AuthenticationError:
-            if "RAY_AUTH_MODE" in os.environ:
-                raise
-            os.environ["RAY_AUTH_MODE"] = "token"
-            ray.init(log_to_driver=False, logging_level=logging.ERROR)
-    except AuthenticationError as error:
-        raise ConfigError(
-            f"the Ray cluster at RAY_ADDRESS={address} refuses this client: {error}; "
-            "set RAY_AUTH_MODE=token and provide its token (RAY_AUTH_TOKEN or ~/.ray/auth_token)"
-        ) from None
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"cannot join the Ray cluster at RAY_ADDRESS={address}: {error}; "
-            "unset RAY_ADDRESS to start a local one"
-        ) from None
+            ask(b"", timeout=PROBE_S)
+        except grpc.RpcError as error:
+            return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)
+    return False
 
 
 def _silence_raylets() -> None:

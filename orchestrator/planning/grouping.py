@@ -71,16 +71,14 @@ class Roster:
         self._nodes_of_class: dict[int, list[int]] = {}
         for n, node_class in enumerate(self._node_class):
             self._nodes_of_class.setdefault(node_class, []).append(n)
-        self._kin: dict[tuple[int, tuple[object, ...]], list[int]] = {}
+        numbers: dict[tuple[int, tuple[object, ...]], int] = {}
+        self._device_class: list[int] = []
+        self._kin: dict[tuple[int, int], list[int]] = {}
         for i, device in enumerate(self.devices):
-            self._kin.setdefault((self._node_of[i], self._figures(device)), []).append(i)
-        numbers: dict[tuple[object, ...], int] = {}
-        self.device_class: list[int] = [
-            numbers.setdefault(
-                (self._node_class[self._node_of[i]], self._figures(device)), len(numbers)
-            )
-            for i, device in enumerate(self.devices)
-        ]
+            node = self._node_of[i]
+            key = (self._node_class[node], self._figures(device))
+            self._device_class.append(numbers.setdefault(key, len(numbers)))
+            self._kin.setdefault((node, self._device_class[i]), []).append(i)
 
     def _swappable(self, members: Sequence[Sequence[Device]], k: int, n: int) -> bool:
         one, two = members[k], members[n]
@@ -103,7 +101,8 @@ class Roster:
         return found
 
     def _relabelled(self, grouping: Grouping) -> Grouping:
-        order = sorted(grouping, key=lambda chain: ([self.device_class[d] for d in chain], chain))
+        kind = self._device_class
+        order = sorted(grouping, key=lambda chain: ([kind[d] for d in chain], chain))
         node_to: dict[int, int] = {}
         taken_nodes: set[int] = set()
         device_to: dict[int, int] = {}
@@ -114,24 +113,21 @@ class Roster:
                 alike = self._nodes_of_class[self._node_class[node]]
                 node_to[node] = next(n for n in alike if n not in taken_nodes)
                 taken_nodes.add(node_to[node])
-            kin = self._kin[node_to[node], self._figures(self.devices[device])]
+            kin = self._kin[node_to[node], kind[device]]
             device_to[device] = next(d for d in kin if d not in taken)
             taken.add(device_to[device])
         return tuple(sorted(tuple(device_to[d] for d in chain) for chain in order))
 
     def one_move_away(self, grouping: Grouping) -> tuple[Grouping, ...]:
-        """Groupings that differ by one move; canonical already where they are few."""
+        """Groupings that differ by one move, not canonical."""
         found = self._near.get(grouping)
         if found is None:
-            raw = [
+            found = self._near[grouping] = (
                 *_with_unused(grouping, self.unused(grouping)),
                 *_without(grouping),
                 *_moved(grouping),
                 *_reshaped(grouping),
-            ]
-            if len(raw) <= 2 * MAX_NEIGHBOURS:
-                raw = [self.canonical(near) for near in raw]
-            found = self._near[grouping] = tuple(dict.fromkeys(raw))
+            )
         return found
 
     def of_plan(self, plan: Plan) -> Grouping | None:
@@ -185,7 +181,7 @@ class Roster:
         self, devices: Sequence[int], node: int, overlap: Callable[[int, int], int]
     ) -> dict[int, int]:
         """Devices of one node to devices of ``node``, largest overlap first."""
-        kin = {d: self._kin[node, self._figures(self.devices[d])] for d in devices}
+        kin = {d: self._kin[node, self._device_class[d]] for d in devices}
         offers = sorted(
             (-overlap(old, new), old != new, old, new) for old in devices for new in kin[old]
         )
@@ -198,15 +194,14 @@ class Roster:
     def unused(self, grouping: Grouping) -> list[int]:
         """Idle devices, one of each set that is alike for this grouping."""
         used = {d for chain in grouping for d in chain}
-        seen: set[tuple[object, ...]] = set()
+        seen: set[tuple[bool, int, int]] = set()
         found = []
-        for device, figures in enumerate(self.devices):
+        for device, kind in enumerate(self._device_class):
             if device in used:
                 continue
             node = self._node_of[device]
             touched = any(self._node_of[d] == node for d in used)
-            place = ("node", node) if touched else ("class", self._node_class[node])
-            key = (place, self._figures(figures))
+            key = (touched, node if touched else self._node_class[node], kind)
             if key not in seen:
                 seen.add(key)
                 found.append(device)
@@ -233,7 +228,7 @@ def seeds(roster: Roster, seconds_per_sample: Sequence[float]) -> list[Grouping]
 
 def neighbours(
     roster: Roster, grouping: Grouping, longest: int, rng: np.random.Generator
-) -> Sequence[Grouping]:
+) -> Iterator[Grouping]:
     """Groupings one move away, in random order, at most ``MAX_NEIGHBOURS``; canonical, no doubles.
 
     Moves: add, drop, replace, relocate, swap, reverse, merge, split (docs/model.md, section 5.4).
@@ -245,13 +240,12 @@ def neighbours(
         rng: Decides the order.
     """
     raw = roster.one_move_away(grouping)
-    order = rng.permutation(len(raw))[:MAX_NEIGHBOURS]
-    found = (roster.canonical(raw[index]) for index in order)
-    return [
-        near
-        for near in dict.fromkeys(found)
-        if near != grouping and max((len(chain) for chain in near), default=0) <= longest
-    ]
+    seen = {grouping}
+    for index in rng.permutation(len(raw))[:MAX_NEIGHBOURS]:
+        near = roster.canonical(raw[index])
+        if near not in seen and max((len(chain) for chain in near), default=0) <= longest:
+            seen.add(near)
+            yield near
 
 
 def _put(grouping: Grouping, changes: Mapping[int, Chain], *new: Chain) -> Grouping:

@@ -14,6 +14,7 @@ from orchestrator.core.slot import (
     StepEstimate,
 )
 from orchestrator.planning.guards import LedgerView, affordable_s, move_usd
+from orchestrator.planning.migration import plan_migration
 
 if TYPE_CHECKING:
     from orchestrator.planning.cost import CostModel
@@ -188,8 +189,6 @@ def _under_cap(scene: _Scene, candidate: Candidate) -> _Option | None:
     """The option with its ``run_until_s``, None when not even its pause and one step fit."""
     problem, slot_s, migration = scene.problem, scene.options.slot_s, Migration()
     if candidate is not scene.current:
-        from orchestrator.planning.migration import plan_migration  # noqa: PLC0415
-
         migration = plan_migration(problem, problem.incumbent, candidate.plan)
     runs_s = affordable_s(
         problem, candidate, migration, left_usd=scene.ledger.left_usd, slot_s=slot_s

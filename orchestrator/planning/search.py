@@ -1,6 +1,7 @@
 """Tentative search: climb from first guesses over moves of devices, kick, remember the elite."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
 
 import numpy as np
 
@@ -14,8 +15,20 @@ KICK_MOVES = 2
 NUM_STARTS = 2
 """Best first guesses from which the first run climbs."""
 
-POLISH_RATIO = 0.03
-"""Trials this close to the best one, relative to what their samples are worth, get polished."""
+POLISH_RATIO = 0.02
+POLISH_GRAIN = 0.3
+"""Trials get all of the polish when this ratio, and this over the number of microbatches in the
+batch, times what their samples are worth, brings them to the best one."""
+
+SUMS_RATIO = 0.8
+"""Part of the time of gradient sums that better cuts may save."""
+
+DETOUR_RATIO = 0.15
+"""Groupings that promise less than the best score by more than this, relative to what the best
+one's samples are worth, are not climbed through."""
+
+HOPE_FACTOR = 1.05
+"""How much faster a step may turn out than the continuous shares of a grouping suggest."""
 
 
 class Search:
@@ -46,10 +59,16 @@ class Search:
         self._best: Trial | None = None
         cost, roster = evaluator.cost, evaluator.roster
         self._idle_score = -backlog_usd * cost.standing_usd_per_s
+        microbatches = cost.problem.batch_samples / cost.problem.microbatch_samples
+        self._polish_ratio = POLISH_RATIO + POLISH_GRAIN / microbatches
+        self._batch = cost.problem.batch_samples
+        self._price = [
+            cost.devices_usd_per_s([device.device_id]) - cost.standing_usd_per_s
+            for device in roster.devices
+        ]
         self._worth = [
-            penalty_weight / seconds
-            - backlog_usd * (cost.devices_usd_per_s([d.device_id]) - cost.standing_usd_per_s)
-            for d, seconds in zip(roster.devices, evaluator.seconds_per_sample, strict=True)
+            penalty_weight / seconds - backlog_usd * price
+            for seconds, price in zip(evaluator.seconds_per_sample, self._price, strict=True)
         ]
 
     def run(self, starts: Sequence[Grouping], seed: int) -> list[Trial]:
@@ -80,21 +99,35 @@ class Search:
 
     def polish(self, trial: Trial, evaluate: Evaluate) -> Trial:
         """Move boundaries, sizes and samples while J rises, as ``evaluate`` sees it."""
+        return self._ascend(trial, lambda t: self._evaluator.variations(t, evaluate))
+
+    def _ascend(self, trial: Trial, variations: Callable[[Trial], Iterator[Trial]]) -> Trial:
+        """First improvements until there is none."""
         improved = True
         while improved and not self._out_of_time():
             improved = False
-            for other in self._evaluator.variations(trial, evaluate):
+            for other in variations(trial):
                 if self.score(other) > self.score(trial):
                     trial, improved = other, True
                     break
         return trial
 
+    def _margin(self, trial: Trial) -> float:
+        """How much polish usually brings at most."""
+        return self._polish_ratio * self._weight * trial.estimate.samples_per_s
+
     def _score(self, estimate: StepEstimate) -> float:
         return self._weight * estimate.samples_per_s - self._backlog_usd * estimate.cost_usd_per_s
 
-    def _bound(self, grouping: Grouping) -> float:
-        """What J cannot exceed: every device busy all the time, nothing else costs."""
-        return self._idle_score + sum(self._worth[d] for chain in grouping for d in chain)
+    def _promises(self, grouping: Grouping, score: float) -> bool:
+        """Whether a grouping may score more: by the devices' speed alone, then by its pipelines."""
+        devices = [d for chain in grouping for d in chain]
+        if self._idle_score + sum(self._worth[d] for d in devices) <= score:
+            return False
+        least_s = self._evaluator.least_s(grouping)
+        prices = sum(self._price[d] for d in devices)
+        worth = self._weight * self._batch / least_s
+        return self._idle_score + HOPE_FACTOR * worth - self._backlog_usd * prices > score
 
     def _look(self, grouping: Grouping) -> Trial | None:
         """The best trial of a grouping, polished when it comes near the best of all."""
@@ -102,14 +135,24 @@ class Search:
             return self._known[grouping]
         trial = max(self._evaluator.trials(grouping), key=self.score, default=None)
         if trial:
-            worth = self._weight * trial.estimate.samples_per_s
             best = self._best
-            if best is None or self.score(trial) >= self.score(best) - POLISH_RATIO * worth:
-                trial = self._elite[grouping] = self.polish(trial, self._evaluator.cost.evaluate)
+            if best is None or self._may_beat(trial, best):
+                trial = self._ascend(trial, self._evaluator.recut)
+                if best is None or self.score(trial) >= self.score(best) - self._margin(trial):
+                    trial = self.polish(trial, self._evaluator.cost.evaluate)
+                self._elite[grouping] = trial
             if best is None or self.score(trial) > self.score(best):
                 self._best = trial
         self._known[grouping] = trial
         return trial
+
+    def _may_beat(self, trial: Trial, best: Trial) -> bool:
+        """Whether polishing may bring a trial to the best: a little, and most of its sums."""
+        estimate = trial.estimate
+        movable = any(len(chain) > 1 for chain in trial.grouping)
+        least_s = estimate.step_s - (SUMS_RATIO * estimate.sync_s if movable else 0.0)
+        gain = self._weight * self._batch * (1 / least_s - 1 / estimate.step_s)
+        return self.score(trial) + gain + self._margin(trial) >= self.score(best)
 
     def _climb(self, trial: Trial, rng: np.random.Generator) -> None:
         improved = True
@@ -118,18 +161,25 @@ class Search:
             for grouping in self._near(trial.grouping, rng):
                 if self._out_of_time():
                     return
-                if self._bound(grouping) <= self.score(trial):
+                if not self._promises(grouping, max(self.score(trial), self._floor())):
                     continue
                 other = self._look(grouping)
                 if other and self.score(other) > self.score(trial):
                     trial, improved = other, True
                     break
 
+    def _floor(self) -> float:
+        """Below this a grouping is not even worth passing through."""
+        if self._best is None:
+            return -inf
+        worth = self._weight * self._best.estimate.samples_per_s
+        return self.score(self._best) - DETOUR_RATIO * worth
+
     def _kick(self, trial: Trial, rng: np.random.Generator) -> Trial | None:
         grouping = trial.grouping
         for _ in range(KICK_MOVES):
-            grouping = next(iter(self._near(grouping, rng)), grouping)
+            grouping = next(self._near(grouping, rng), grouping)
         return self._look(grouping)
 
-    def _near(self, grouping: Grouping, rng: np.random.Generator) -> Sequence[Grouping]:
+    def _near(self, grouping: Grouping, rng: np.random.Generator) -> Iterator[Grouping]:
         return neighbours(self._evaluator.roster, grouping, self._evaluator.num_layers, rng)

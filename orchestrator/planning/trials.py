@@ -5,15 +5,19 @@ Shape letters: G groups.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
+from math import inf
 
 from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Group, Stage
-from orchestrator.core.slot import PlanningProblem, StepEstimate
+from orchestrator.core.slot import IDLE_ESTIMATE, PlanningProblem, StepEstimate
 from orchestrator.planning.cost import CostModel, GroupCurve
 from orchestrator.planning.grouping import Chain, Grouping, Roster
 from orchestrator.planning.partition import partition
 from orchestrator.planning.waterfill import as_microbatches, deal_samples
+
+FINE_MICROBATCHES = 16
+"""Microbatches a group, on average, below which shares are also dealt sample by sample."""
 
 Evaluate = Callable[[Sequence[Group], str], StepEstimate]
 """Groups and schedule to estimate: in closed form, or exactly."""
@@ -75,6 +79,7 @@ class Evaluator:
             self._sizes.append(self._sizes[-1] // 2)
         self._cuts: dict[tuple[Chain, str], tuple[tuple[int, ...], ...]] = {}
         self._options: dict[tuple[Chain, str, bool], tuple[_Option, ...]] = {}
+        self._choices: dict[tuple[Grouping, str], tuple[float, list[_Option]]] = {}
         self._trials: dict[Grouping, tuple[Trial, ...]] = {}
         self.seconds_per_sample = [
             min(
@@ -101,28 +106,63 @@ class Evaluator:
         """Every trial so far."""
         return [trial for trials in self._trials.values() for trial in trials]
 
+    def recut(self, trial: Trial) -> Iterator[Trial]:
+        """Trials with one cut moved by one layer, in a group or in all that share it."""
+        groups, replicated = trial.groups, len(trial.groups) > 1
+        cuts = sorted({stage.first_layer for group in groups for stage in group.stages[1:]})
+        for cut, step in product(cuts, (-1, 1)):
+            moved = [_shifted(group.stages, cut, step) for group in groups]
+            movable = [g for g, stages in enumerate(moved) if stages]
+            for chosen in [*([g] for g in movable), movable] if len(movable) > 1 else [movable]:
+                changed = list(groups)
+                for g in chosen:
+                    share = groups[g].microbatches
+                    stages = self.cost.with_inflight(
+                        moved[g], max(share), len(share), trial.schedule, replicated=replicated
+                    )
+                    changed[g] = Group(stages, share)
+                if chosen and (found := self._priced(trial, tuple(changed), self.cost.evaluate)):
+                    yield found
+
     def variations(self, trial: Trial, evaluate: Evaluate) -> Iterator[Trial]:
-        """Trials that differ by a boundary, a microbatch size, or a few samples.
+        """Trials that differ by a boundary and a microbatch size, or by a few samples.
 
         Args:
             trial: Where to start.
             evaluate: Says what each is worth.
         """
-        for groups in (*self._recut(trial), *self._reshared(trial)):
-            found = self._priced(trial.grouping, trial.schedule, groups, evaluate)
-            if found:
+        for groups in (*self._resized(trial), *self._reshared(trial)):
+            if found := self._priced(trial, groups, evaluate):
                 yield found
 
     # Cuts and shares -----------------------------------------------------------------
 
+    def least_s(self, grouping: Grouping) -> float:
+        """About the least step time: pipelines alone, shares not whole; infinite when none fits."""
+        return min(
+            (self._choice(grouping, schedule)[0] for schedule in self._schedules), default=inf
+        )
+
+    def _choice(self, grouping: Grouping, schedule: str) -> tuple[float, list[_Option]]:
+        """The common end of all pipelines, and the cuts and sizes that reach it."""
+        key = (grouping, schedule)
+        found = self._choices.get(key)
+        if found is None:
+            replicated = len(grouping) > 1
+            options_G = [self._options_of(chain, schedule, replicated) for chain in grouping]
+            fits = all(options_G) and self._batch >= len(grouping)
+            found = _common_end(options_G, self._batch) if fits else (inf, [])
+            self._choices[key] = found
+        return found
+
     def _assembled(self, grouping: Grouping, schedule: str) -> Trial | None:
-        replicated = len(grouping) > 1
-        options_G = [self._options_of(chain, schedule, replicated) for chain in grouping]
-        if not all(options_G) or self._batch < len(grouping):
-            return None
-        chosen_G = _at_common_end(options_G, self._batch)
-        groups = self._dealt(chosen_G, schedule, fine=False) if chosen_G else None
-        return self._priced(grouping, schedule, groups, self.cost.evaluate) if groups else None
+        _, chosen_G = self._choice(grouping, schedule)
+        empty = Trial(grouping, schedule, (), IDLE_ESTIMATE)
+        every = (
+            self._priced(empty, groups, self.cost.evaluate)
+            for groups in self._deals(chosen_G, schedule)
+        )
+        return min((t for t in every if t), key=lambda t: t.estimate.step_s, default=None)
 
     def _options_of(self, chain: Chain, schedule: str, replicated: bool) -> tuple[_Option, ...]:
         """Cuts and microbatch sizes of a chain that another option does not beat at every share."""
@@ -165,6 +205,16 @@ class Evaluator:
         curve = self.cost.curve(stages, size, schedule, replicated=replicated)
         return _Option(stages, size, curve) if curve.max_microbatches else None
 
+    def _deals(self, chosen_G: Sequence[_Option], schedule: str) -> Iterator[tuple[Group, ...]]:
+        """Whole microbatches, and single samples where few microbatches make whole ones coarse."""
+        if not chosen_G:
+            return
+        microbatches = min(self._batch / o.microbatch for o in chosen_G)
+        coarse = len(chosen_G) > 1 and microbatches < FINE_MICROBATCHES * len(chosen_G)
+        for fine in (False, True) if coarse else (False,):
+            if dealt := self._dealt(chosen_G, schedule, fine=fine):
+                yield dealt
+
     def _dealt(
         self, chosen_G: Sequence[_Option], schedule: str, *, fine: bool
     ) -> tuple[Group, ...] | None:
@@ -193,33 +243,32 @@ class Evaluator:
             stages = self.cost.with_inflight(stages, share[0], len(share), schedule)
         return Group(stages, share)
 
-    def _priced(
-        self, grouping: Grouping, schedule: str, groups: tuple[Group, ...], evaluate: Evaluate
-    ) -> Trial | None:
-        if self.cost.memory_error(groups, schedule) is not None:
+    def _priced(self, trial: Trial, groups: tuple[Group, ...], evaluate: Evaluate) -> Trial | None:
+        """The trial with other groups; None when they do not fit memory."""
+        if self.cost.memory_error(groups, trial.schedule) is not None:
             return None
-        return Trial(grouping, schedule, groups, evaluate(groups, schedule))
+        return replace(trial, groups=groups, estimate=evaluate(groups, trial.schedule))
 
     # Small variations ----------------------------------------------------------------
 
-    def _recut(self, trial: Trial) -> Iterator[tuple[Group, ...]]:
-        """Boundaries one layer on, other microbatch sizes; shares are dealt anew."""
+    def _resized(self, trial: Trial) -> Iterator[tuple[Group, ...]]:
+        """Boundaries one layer on and other microbatch sizes; shares are dealt anew."""
         schedule, replicated = trial.schedule, len(trial.groups) > 1
         options_G = [
             self._sized(group.stages, group.microbatches[0], schedule, replicated)
             for group in trial.groups
         ]
         for g, group in enumerate(trial.groups):
-            size = group.microbatches[0]
-            changed = [(stages, size) for stages in _shifted(group.stages)]
-            changed += [(group.stages, other) for other in self._sizes if other != size]
-            for stages, other in changed:
-                option = self._sized(stages, other, schedule, replicated)
+            here = (group.stages, group.microbatches[0])
+            cuts = [stage.first_layer for stage in group.stages[1:]]
+            moved = [_shifted(group.stages, cut, step) for cut, step in product(cuts, (-1, 1))]
+            for stages, size in product((group.stages, *moved), self._sizes):
+                if not stages or (stages, size) == here:
+                    continue
+                option = self._sized(stages, size, schedule, replicated)
                 chosen = [o for o in (*options_G[:g], option, *options_G[g + 1 :]) if o]
                 if len(chosen) == len(options_G):
-                    for fine in (False, True) if replicated else (False,):
-                        if dealt := self._dealt(chosen, schedule, fine=fine):
-                            yield dealt
+                    yield from self._deals(chosen, schedule)
 
     def _reshared(self, trial: Trial) -> Iterator[tuple[Group, ...]]:
         """Samples from the group that ends last to each other group."""
@@ -251,18 +300,17 @@ def _without_money(problem: PlanningProblem) -> PlanningProblem:
     )
 
 
-def _shifted(stages: tuple[Stage, ...]) -> Iterator[tuple[Stage, ...]]:
-    """The stages with one boundary one layer on or back; no stage is left empty."""
+def _shifted(stages: tuple[Stage, ...], cut: int, step: int) -> tuple[Stage, ...]:
+    """The stages with a cut moved; () when it is not theirs or a stage would be left empty."""
     for s, (upper, lower) in enumerate(pairwise(stages)):
-        for step in (-1, 1):
-            cut = upper.end_layer + step
-            if upper.first_layer < cut < lower.end_layer:
-                yield (
-                    *stages[:s],
-                    Stage(upper.team, upper.first_layer, cut),
-                    Stage(lower.team, cut, lower.end_layer),
-                    *stages[s + 2 :],
-                )
+        if upper.end_layer == cut and upper.first_layer < cut + step < lower.end_layer:
+            return (
+                *stages[:s],
+                Stage(upper.team, upper.first_layer, cut + step),
+                Stage(lower.team, cut + step, lower.end_layer),
+                *stages[s + 2 :],
+            )
+    return ()
 
 
 def _envelope(options: Sequence[_Option]) -> tuple[_Option, ...]:
@@ -278,10 +326,10 @@ def _envelope(options: Sequence[_Option]) -> tuple[_Option, ...]:
     return tuple(kept)
 
 
-def _at_common_end(
+def _common_end(
     options_G: Sequence[Sequence[_Option]], batch_samples: int
-) -> list[_Option] | None:
-    """Each group's option that does most by the time at which all of them have done the batch."""
+) -> tuple[float, list[_Option]]:
+    """When all groups have done the batch, each by the option that does most by then."""
 
     def best_at(time_s: float) -> list[_Option]:
         return [max(options, key=lambda o: o.samples_by(time_s)) for options in options_G]
@@ -292,7 +340,7 @@ def _at_common_end(
     )
     chosen = best_at(high_s)
     if sum(o.samples_by(high_s) for o in chosen) < batch_samples:
-        return None
+        return inf, []  # memory caps the shares below the batch
     while high_s - low_s > 1e-3 * high_s:
         middle_s = (low_s + high_s) / 2
         tried = best_at(middle_s)
@@ -300,4 +348,4 @@ def _at_common_end(
             high_s, chosen = middle_s, tried
         else:
             low_s = middle_s
-    return chosen
+    return high_s, chosen

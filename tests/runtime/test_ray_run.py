@@ -1,0 +1,220 @@
+"""Whole runs on an embedded Ray: two emulated devices, a few seconds each."""
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import RunConfig
+from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
+from orchestrator.errors import LostWorkerError, UserCodeError
+from orchestrator.runtime.driver import exit_code, run_job
+from orchestrator.runtime.news import Comparing
+from orchestrator.runtime.session import ray_session
+from tests.runtime.reference import train_alone
+from workers.worker import WorkerSpec
+
+pytestmark = [pytest.mark.runtime, pytest.mark.timeout(120)]
+
+TEXT = """
+run: {{name: tiny, storage_path: {folder}}}
+training:
+  task: "{task}"
+  task_args: {{num_layers: 6, width: 8}}
+  global_batch: 8
+  microbatch: 2
+  steps: {steps}
+  optimizer: {{name: sgd, lr: 0.05}}
+  checkpoint_every_steps: 10
+cluster:
+  source: emulated
+  offers:
+    - {{pool: fast, kind: a100-40, count: 1, price_per_hour: 3.0}}
+    - {{pool: slow, kind: t4, count: 1, price_per_hour: 1.0, zone: z2}}
+  links:
+    - {{within: zone, latency_s: 0.0001, bandwidth_gbytes_per_s: 1}}
+    - {{between: [z1, z2], latency_s: 0.0001, bandwidth_gbytes_per_s: 1}}
+budget: {{average_per_hour_usd: 10, horizon_hours: 4}}
+control: {{slot_s: 1.5}}
+failure: {{timeout_s: 20}}
+metrics: {{port: 0}}
+emulation: {{billing_speedup: 60, events: [{events}]}}
+"""
+
+
+def config(
+    folder: Path, *, task: str = "tests.runtime.models:mlp", steps: int = 30, events: str = ""
+) -> RunConfig:
+    return RunConfig.parse(TEXT.format(folder=folder, task=task, steps=steps, events=events))
+
+
+class Watcher:
+    """A view that remembers everything and may act on a step."""
+
+    def __init__(self, on_step: Callable[[CommittedStep], None] | None = None) -> None:
+        self._on_step = on_step
+        self.slots: list[SlotRecord] = []
+        self.events: list[RunEvent] = []
+
+    def phase(self, text: str) -> None: ...
+
+    def step(self, step: CommittedStep) -> None:
+        if self._on_step is not None:
+            self._on_step(step)
+
+    def slot(self, record: SlotRecord) -> None:
+        self.slots.append(record)
+
+    def event(self, event: RunEvent) -> None:
+        self.events.append(event)
+
+    def close(self) -> None: ...
+
+
+def once_at(step: int, act: Callable[[], None]) -> Callable[[CommittedStep], None]:
+    done: list[int] = []
+
+    def look(seen: CommittedStep) -> None:
+        if seen.step >= step and not done:
+            done.append(seen.step)
+            act()
+
+    return look
+
+
+def read(run: RunConfig, name: str) -> list[dict[str, float]]:
+    text = (Path(run.run.run_url) / name).read_text("utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def pid_of(run: RunConfig, device_id: str) -> int:
+    log = (Path(run.run.run_url) / "logs" / "head.log").read_text("utf-8")
+    return int(re.findall(rf"{device_id}: process (\d+) ", log)[-1])
+
+
+def losses_alone(run: RunConfig) -> list[float]:
+    """Of one process that trains the same task on whole batches."""
+    training = run.training
+    spec = WorkerSpec(
+        task=training.task,
+        task_args=training.task_args,
+        options=training,
+        seed=run.run.seed,
+        run_url=run.run.run_url,
+    )
+    return train_alone(spec, training.steps or 0)[1]
+
+
+def check_books(run: RunConfig, outcome: Outcome) -> None:
+    """Every step once, every dollar in the ledger."""
+    steps, ledger = read(run, "steps.jsonl"), read(run, "ledger.jsonl")
+    assert [row["step"] for row in steps] == list(range(len(steps)))
+    assert [row["first_sample"] for row in steps] == [8 * row["step"] for row in steps]
+    result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
+    assert (result["status"], result["steps"]) == (outcome.status, len(steps))
+    assert result["spent_usd"] == pytest.approx(sum(row["usd"] for row in ledger), abs=1e-9)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        with ray_session(2):
+            yield
+
+
+def test_a_run_trains_as_one_process_would_and_keeps_its_books(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    view = Watcher()
+    outcome = run_job(run, view=view, comparing=Comparing(("even-split",), num_steps=4))
+    assert (outcome.status, exit_code(outcome)) == ("finished", 0)
+    check_books(run, outcome)
+    losses = [row["loss"] for row in read(run, "steps.jsonl")]
+    assert losses == pytest.approx(losses_alone(run), rel=1e-5)
+    manifest = Path(run.run.run_url) / "checkpoints" / "step-000030" / "manifest.json"
+    assert manifest.exists()
+    compared = json.loads((Path(run.run.run_url) / "compare.json").read_text("utf-8"))
+    assert [row["strategy"] for row in compared] == ["joint", "even-split", "joint"]
+    for row in compared:
+        assert row["measured_step_s"] == pytest.approx(row["predicted_step_s"], rel=0.05)
+    for record in view.slots:
+        if record.measured.step_s is not None and record.predicted.step_s is not None:
+            assert record.measured.step_s == pytest.approx(record.predicted.step_s, rel=0.05)
+
+
+def test_a_stopped_run_resumes_with_the_losses_of_an_unbroken_one(tmp_path: Path) -> None:
+    run = config(tmp_path, steps=60)
+    stop = once_at(12, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stopped = run_job(run, view=Watcher(stop))
+    assert (stopped.status, stopped.reason, stopped.resumable) == (
+        "stopped",
+        "stopped by SIGTERM",
+        True,
+    )
+    assert exit_code(stopped) == 143
+    check_books(run, stopped)
+    assert 12 < len(read(run, "steps.jsonl")) < 60
+    finished = run_job(run)
+    assert finished.status == "finished"
+    check_books(run, finished)
+    losses = [row["loss"] for row in read(run, "steps.jsonl")]
+    assert losses == pytest.approx(losses_alone(run), rel=1e-5)
+    again = run_job(run)
+    assert again.status == "finished"
+    assert len(read(run, "steps.jsonl")) == 60
+
+
+def test_a_killed_worker_ends_the_run_naming_its_device_and_leaves_nothing(tmp_path: Path) -> None:
+    run = config(tmp_path, steps=200)
+    kill = once_at(12, lambda: os.kill(pid_of(run, "slow-0"), signal.SIGKILL))
+    with pytest.raises(LostWorkerError, match=r"device slow-0 .* its process was killed") as lost:
+        run_job(run, view=Watcher(kill))
+    assert "rank" not in str(lost.value)
+    assert lost.value.exit_code == 6
+    for device_id in ("fast-0", "slow-0"):
+        assert not _alive(pid_of(run, device_id))
+    steps = read(run, "steps.jsonl")
+    assert [row["step"] for row in steps] == list(range(len(steps)))
+
+
+def test_an_error_of_the_users_comes_with_the_users_traceback(tmp_path: Path) -> None:
+    run = config(tmp_path, task="tests.runtime.ray_tasks:fails_at_sample")
+    with pytest.raises(UserCodeError, match="sample 40 is broken") as raised:
+        run_job(run)
+    assert "ray_tasks.py" in raised.value.user_traceback
+    assert "/workers/" not in raised.value.user_traceback
+    result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
+    assert result["status"] == "user_error"
+
+
+def test_a_device_that_slows_down_is_named_and_planned_around(tmp_path: Path) -> None:
+    run = config(tmp_path, steps=90, events="{at_step: 25, device: fast-0, speed_ratio: 0.2}")
+    view = Watcher()
+    outcome = run_job(run, view=view)
+    assert outcome.status == "finished"
+    named = [r.slot for r in view.slots if "fast-0" in r.stragglers]
+    changed = [r.slot for r in view.slots if r.slot > 0 and r.decision in ("switch", "reassign")]
+    assert named
+    assert changed
+    assert changed[0] <= named[0] + 1  # running within two slots of the first that shows it
+    check_books(run, outcome)
+    assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
+        losses_alone(run), rel=1e-5
+    )
+
+
+def _alive(pid: int) -> bool:
+    deadline_s = time.monotonic() + 10.0
+    while time.monotonic() < deadline_s:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.05)  # its parent has to reap it
+    return True

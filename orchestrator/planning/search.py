@@ -12,8 +12,6 @@ from orchestrator.planning.trials import Evaluate, Evaluator, Trial
 NUM_RUNS = 3
 NUM_KICKS = 12
 KICK_MOVES = 2
-NUM_STARTS = 2
-"""Best first guesses from which the first run climbs."""
 
 POLISH_RATIO = 0.02
 POLISH_GRAIN = 0.3
@@ -82,15 +80,14 @@ class Search:
         guesses = [*starts, *seeds(roster, self._evaluator.seconds_per_sample)]
         first = [trial for guess in guesses if (trial := self._look(guess))]
         first.sort(key=self.score, reverse=True)
-        for run in range(NUM_RUNS):
+        for run in range(min(NUM_RUNS, len(first))):
             rng = np.random.Generator(np.random.PCG64((seed, run)))
-            for trial in first[: NUM_STARTS if run == 0 else 0]:
-                self._climb(trial, rng)
+            best = self._climb(first[run], rng)
             for _ in range(NUM_KICKS):
-                if self._best is None or self._out_of_time():
+                if self._out_of_time():
                     break
-                if kicked := self._kick(self._best, rng):
-                    self._climb(kicked, rng)
+                if kicked := self._kick(best, rng):
+                    best = max(best, self._climb(kicked, rng), key=self.score)
         return sorted(self._elite.values(), key=self.score, reverse=True)
 
     def score(self, trial: Trial) -> float:
@@ -154,19 +151,20 @@ class Search:
         gain = self._weight * self._batch * (1 / least_s - 1 / estimate.step_s)
         return self.score(trial) + gain + self._margin(trial) >= self.score(best)
 
-    def _climb(self, trial: Trial, rng: np.random.Generator) -> None:
+    def _climb(self, trial: Trial, rng: np.random.Generator) -> Trial:
         improved = True
         while improved:
             improved = False
             for grouping in self._near(trial.grouping, rng):
                 if self._out_of_time():
-                    return
+                    return trial
                 if not self._promises(grouping, max(self.score(trial), self._floor())):
                     continue
                 other = self._look(grouping)
                 if other and self.score(other) > self.score(trial):
                     trial, improved = other, True
                     break
+        return trial
 
     def _floor(self) -> float:
         """Below this a grouping is not even worth passing through."""

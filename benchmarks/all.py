@@ -1,0 +1,62 @@
+"""Runs every benchmark and writes docs/results.md from what they print.
+
+``python -m benchmarks.all --json-dir DIR`` keeps the JSON objects in DIR; no figure in the
+docs is typed by hand.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ("executor", "overhead")
+
+
+def measure(name: str, folder: Path, *, quick: bool) -> dict[str, object]:
+    """Run one benchmark in a process of its own and keep its JSON."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *(["--quick"] * quick)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    (folder / f"{name}.json").write_text(done.stdout, "utf-8")
+    report: dict[str, object] = json.loads(done.stdout)
+    return report
+
+
+def as_markdown(reports: list[dict[str, object]]) -> str:
+    """The page: one table a benchmark."""
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    lines = ["# Results", "", f"Written by `python -m benchmarks.all` on {machine}.", ""]
+    for report in reports:
+        lines += [f"## {report['benchmark']}", ""]
+        if "skipped" in report:
+            lines += [f"Skipped: {report['skipped']}", ""]
+            continue
+        lines += [f"Seed {report['seed']}, {report['wall_s']} s.", ""]
+        lines += ["| figure | value | unit | bar | holds |", "|---|---|---|---|---|"]
+        figures = report["figures"]
+        assert isinstance(figures, list)
+        for f in figures:
+            holds = ("yes" if f["holds"] else "**no**") if f["bar"] else ""
+            lines.append(f"| {f['name']} | {f['value']:.4g} | {f['unit']} | {f['bar']} | {holds} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run all and write the page; exit 1 when a figure does not hold."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.all")
+    parser.add_argument("--json-dir", type=Path, required=True)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    options.json_dir.mkdir(parents=True, exist_ok=True)
+    reports = [measure(name, options.json_dir, quick=options.quick) for name in BENCHMARKS]
+    (ROOT / "docs" / "results.md").write_text(as_markdown(reports), "utf-8")
+    held = [f["holds"] for r in reports for f in r.get("figures", [])]  # type: ignore[attr-defined]
+    sys.exit(0 if all(held) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Devices found in a Ray cluster: labelled nodes become priced devices and train in real time."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from orchestrator.config import RunConfig
+from orchestrator.errors import ConfigError
+from orchestrator.runtime.driver import run_job
+
+pytestmark = [pytest.mark.runtime, pytest.mark.timeout(120)]
+
+TEXT = """
+run: {{name: found, storage_path: {folder}}}
+training:
+  task: tests.runtime.models:mlp
+  task_args: {{num_layers: 4, width: 8}}
+  global_batch: 8
+  microbatch: 2
+  steps: 12
+  optimizer: {{name: sgd, lr: 0.05}}
+cluster:
+  source: ray
+  offers:
+    - {{pool: big, kind: {kind}, price_per_hour: 2.0, speed_ratio: 0.01, memory_gib: 4}}
+    - {{pool: small, kind: core, price_per_hour: 1.0, speed_ratio: 0.01, memory_gib: 4}}
+  links:
+    - {{within: zone, latency_s: 0.0001, bandwidth_gbytes_per_s: 1}}
+budget: {{average_per_hour_usd: 10}}
+control: {{slot_s: 2}}
+failure: {{timeout_s: 30}}
+metrics: {{port: 0}}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+        for pool in ("big", "small"):
+            cluster.add_node(num_cpus=1, labels={"lyray.kind": "core", "lyray.pool": pool})
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        yield
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def config(folder: Path, *, kind: str = "core") -> RunConfig:
+    return RunConfig.parse(TEXT.format(folder=folder, kind=kind))
+
+
+def test_labelled_nodes_train_and_are_billed_at_their_pools_price(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    assert run_job(run).status == "finished"
+    folder = Path(run.run.run_url)
+    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in steps] == list(range(12))
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    ledger = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    assert {(row["pool"], row["price_per_hour"]) for row in ledger} <= {
+        ("big", 2.0),
+        ("small", 1.0),
+    }
+    profile = json.loads((folder / "profile.json").read_text())
+    assert {row["kind"] for row in profile["times"]} == {"core"}
+
+
+def test_a_node_that_no_offer_prices_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"says kind 'core', but cluster\.offers prices pool 'big'"
+    ):
+        run_job(config(tmp_path, kind="other"))

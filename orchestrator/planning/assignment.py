@@ -74,10 +74,12 @@ class SlotAssignment:
         """
         cost = CostModel(problem)
         idle = next(c for c in candidates if c.plan.is_idle)
-        running = sorted((c for c in candidates if not c.plan.is_idle), key=lambda c: -c.score)
+        ranked = sorted((c for c in candidates if not c.plan.is_idle), key=lambda c: -c.score)
+        obedient = [c for c in ranked if broken(cost, rows, c) is None]
+        best = obedient[0] if obedient else idle
+        # Others may obey with other shares, but what obeys already must not miss its place.
+        running = [*obedient[:MAX_CANDIDATES], *(c for c in ranked if c not in obedient)]
         running = running[:MAX_CANDIDATES]
-        obedient = [c for c in running if broken(cost, rows, c) is None]
-        best = max(obedient, key=lambda c: c.score, default=idle)
         if not running:
             return AssignmentResult(idle)
         tables = [_table(cost, candidate, rows) for candidate in running]

@@ -9,7 +9,7 @@ from orchestrator.core.slot import StepEstimate
 from orchestrator.planning.grouping import Grouping, neighbours, seeds
 from orchestrator.planning.trials import Evaluate, Evaluator, Trial
 
-NUM_RUNS = 3
+NUM_RUNS = 2
 NUM_KICKS = 12
 KICK_MOVES = 2
 

@@ -10,12 +10,15 @@ from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem, St
 from orchestrator.errors import InfeasibleError
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
-from orchestrator.planning.grouping import Roster
+from orchestrator.planning.grouping import Grouping, Roster
 from orchestrator.planning.search import Search
 from orchestrator.planning.trials import Evaluator, Trial
 
 NUM_RETIMED = 4
 """Finalists of the closed form that are timed exactly."""
+
+NUM_DIVERSE = 6
+"""Candidates on other sets of pools than the finalists'."""
 
 OutOfTime = Callable[[], bool]
 
@@ -39,7 +42,7 @@ class Explorer:
         *,
         price_of_money_samples_per_usd: float | None = None,
     ) -> list[Trial]:
-        """Finalists in exact time, best first; then the plan seen with most samples per dollar.
+        """Finalists in exact time, best first, then plans of other kinds in closed form.
 
         Args:
             problem: The slot.
@@ -61,15 +64,28 @@ class Explorer:
         def exact(groups: Sequence[Group], schedule: str) -> StepEstimate:
             return retime(evaluator.cost, groups, schedule)
 
-        thrifty = max(evaluator.seen(), key=lambda t: t.ratio)
-        chosen = {t.grouping: t for t in (*elite[:NUM_RETIMED], thrifty)}
         finalists = [
             replace(trial, estimate=exact(trial.groups, trial.schedule))
-            for trial in chosen.values()
+            for trial in elite[:NUM_RETIMED]
         ]
         finalists.sort(key=search.score, reverse=True)
         finalists[0] = search.polish(finalists[0], exact)
-        return finalists
+        return [*finalists, *_others(evaluator, search, {t.grouping for t in finalists})]
+
+
+def _others(evaluator: Evaluator, search: Search, known: set[Grouping]) -> list[Trial]:
+    """The plan of most samples per dollar, and the best ones on other sets of pools.
+
+    V needs the first; the user's limits may leave nothing but one of the second.
+    """
+    seen = [trial for trial in evaluator.seen() if trial.grouping not in known]
+    best: dict[tuple[str, ...], Trial] = {}
+    for trial in sorted(seen, key=search.score, reverse=True):
+        devices = (evaluator.roster.devices[d] for chain in trial.grouping for d in chain)
+        best.setdefault(tuple(sorted(device.pool for device in devices)), trial)
+    thrifty = max(seen, key=lambda t: t.ratio, default=None)
+    chosen = [*([thrifty] if thrifty else []), *list(best.values())[:NUM_DIVERSE]]
+    return list({trial.grouping: trial for trial in chosen}.values())
 
 
 def candidates_of(problem: PlanningProblem, trials: Iterable[Trial]) -> tuple[Candidate, ...]:
@@ -127,7 +143,7 @@ def settled(roster: Roster, trial: Trial, incumbent: Plan | None) -> tuple[Group
     return tuple(groups)
 
 
-def _starts(roster: Roster, incumbent: Plan | None) -> list[tuple[tuple[int, ...], ...]]:
+def _starts(roster: Roster, incumbent: Plan | None) -> list[Grouping]:
     grouping = roster.of_plan(incumbent) if incumbent else None
     return [roster.canonical(grouping)] if grouping else []
 

@@ -9,7 +9,6 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CONFIG ?= examples/byte_gpt.yaml
 BASELINES ?= even-split,proportional,even-pipeline,balanced-pipeline
-BASELINES ?= even-split,proportional,balanced-pipeline
 
 .PHONY: help venv demo test lint format dashboards wheel clean
 

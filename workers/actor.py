@@ -29,7 +29,6 @@ class WorkerGreeting:
 
     pid: int
     ray_node_id: str
-    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,6 @@ class WorkerActor:
         return WorkerGreeting(
             pid=os.getpid(),
             ray_node_id=ray.get_runtime_context().get_node_id(),
-            address=ray.util.get_node_ip_address(),
         )
 
     def load(self, spec: WorkerSpec) -> TaskInfo:

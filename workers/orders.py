@@ -22,9 +22,6 @@ class WorkerSpec:
     seed: int
     run_url: str
     timeout_s: float = 60.0
-    num_samples_total: int | None = None
-    """Samples of the whole run; None: steps or epochs of ``options`` say it."""
-
     transport: str = "tcp"
     working_dir: str | None = None
     """Where ``task`` is imported from."""
@@ -50,9 +47,6 @@ class Assignment:
     """Run on a copy of the fresh (or restored) model, which the next assignment forgets."""
 
     checkpoint: bool = True
-    start_at_s: float | None = None
-    """Earliest start of the first step, in ``time.monotonic`` of the machine."""
-
     clock_zero_s: float = 0.0
     """What reports subtract from ``time.monotonic`` to be on the run's clock."""
 
@@ -62,8 +56,6 @@ class TaskInfo:
     """What the task turned out to be."""
 
     dataset_samples: int
-    layer_names: tuple[str, ...]
-    num_layers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +72,3 @@ class CheckpointPart:
 
     step: int
     files: tuple[CheckpointFile, ...]
-    generation: int = 0

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile, Task, TrainingOptions
+from orchestrator.core.model import (
+    LayerSizes,
+    LayerTimes,
+    ModelProfile,
+    Task,
+    TrainingOptions,
+    microbatch_sizes,
+)
 from workers.data import SampleSource, first_input
 from workers.failures import user_code
 from workers.splitting import SplitModel, sample_randomness
@@ -121,7 +128,7 @@ class _Bench:
         )
         self._inputs: dict[tuple[int, int], Any] = {}
         self._batches: dict[int, Any] = {}
-        self.sizes = _halves(options.microbatch)
+        self.sizes = microbatch_sizes(options.microbatch)
         self.outputs: dict[int, Any] = {}
         self.stash_bytes: list[int] = []
         self.flop: list[int] = []
@@ -252,13 +259,6 @@ class _Bench:
         kept = [t for state in optimizer.state.values() for t in state.values()]
         state_bytes = sum(_nbytes(t) for t in kept if torch.is_tensor(t))
         return median(taken), state_bytes, sum(_nbytes(copy) for copy in copies)
-
-
-def _halves(microbatch: int) -> tuple[int, ...]:
-    sizes = [microbatch]
-    while sizes[-1] > 1:
-        sizes.append(sizes[-1] // 2)
-    return tuple(sizes)
 
 
 class _Stash:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from orchestrator.core.plan import Plan, step_shares
+from orchestrator.core.plan import Plan, step_range, step_shares
 from orchestrator.core.slot import StepReport
 from workers.executor import Clock, Executor, Place, StepShare
 from workers.reduction import GradientSums
@@ -16,7 +16,7 @@ from workers.update import Ballot, Updater, Verdict, Vote, sum_of_squares
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Step k consumes samples ``[k * batch, (k + 1) * batch)``, cut at the end of the run."""
+    """Samples of a step and of the whole run; which step consumes which says ``step_range``."""
 
     batch: int
     total: int
@@ -28,14 +28,13 @@ class Samples:
 
     def share(self, plan: Plan, group_index: int, step: int) -> StepShare:
         """A group's part of a step; without microbatches when a short step left it none."""
-        first = step * self.batch
-        num_samples = min(self.batch, self.total - first)
-        shares = step_shares(plan.groups, num_samples)
+        first, end = step_range(step, self.batch, self.total)
+        shares = step_shares(plan.groups, end - first)
         return StepShare(
             step=step,
             first_sample=first + sum(sum(share) for share in shares[:group_index]),
             microbatches=shares[group_index],
-            num_samples=num_samples,
+            num_samples=end - first,
         )
 
 

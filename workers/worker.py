@@ -94,13 +94,9 @@ class Worker:
         if options.init_from is not None:
             load_weights(self._model, options.init_from)
         self._source = SampleSource(self._task.dataset, self._task.collate, spec.seed)
-        total = spec.num_samples_total
-        if total is None:
-            epochs = options.epochs or 0
-            batches = options.steps or 0
-            total = batches * options.global_batch or epochs * self._source.num_samples
-        self._samples = Samples(options.global_batch, total)
-        return TaskInfo(self._source.num_samples, self._model.names, len(self._model.layers))
+        dataset_samples = self._source.num_samples
+        self._samples = Samples(options.global_batch, options.num_samples(dataset_samples))
+        return TaskInfo(dataset_samples)
 
     def profile(self) -> ModelProfile:
         """Measure the layers on this device."""
@@ -282,7 +278,7 @@ class Worker:
         if runner is None or assignment is None:
             return RunEnd(self._next_step, "window")  # idle: nothing to do
         assert self._samples is not None
-        verdict = runner.agree(self._window(), max(time.monotonic(), assignment.start_at_s or 0.0))
+        verdict = runner.agree(self._window(), time.monotonic())
         at_s = verdict.end_s
         while True:
             if self._next_step >= self._samples.num_steps:
@@ -321,9 +317,8 @@ class Worker:
             ValueError: If the worker stands elsewhere.
             OSError: If the storage refuses.
         """
-        generation = self._assignment.generation if self._assignment else 0
         if self._model is None or self._state is None or not self._first_owned:
-            return CheckpointPart(step, (), generation)
+            return CheckpointPart(step, ())
         if step != self._next_step:
             raise ValueError(f"asked to save step {step}, but stands before step {self._next_step}")
         self._state.take_from(self._optimizer)
@@ -332,7 +327,7 @@ class Worker:
             save_layer(folder, i, self._state.tensors(i), self._model.state_keys(i))
             for i in self._first_owned
         ]
-        return CheckpointPart(step, tuple(files), generation)
+        return CheckpointPart(step, tuple(files))
 
     def checksums(self) -> dict[int, str]:
         """SHA-256 of the state of each layer held here; the same on all owners of a layer."""

@@ -1,9 +1,9 @@
 """Which samples each group may use, and which are used for good: a lease commits with its step."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from orchestrator.core.durable import Lease
-from orchestrator.core.plan import Plan, step_shares
+from orchestrator.core.plan import Plan, step_range, step_shares
 from orchestrator.core.slot import CommittedStep, StepReport
 
 
@@ -40,8 +40,7 @@ class LeaseBook:
 
     def range_of(self, step: int) -> tuple[int, int]:
         """Positions (half-open) of a step."""
-        first = min(step * self._batch_samples, self._num_samples)
-        return first, min(first + self._batch_samples, self._num_samples)
+        return step_range(step, self._batch_samples, self._num_samples)
 
     def leases_of(self, step: int, plan: Plan) -> tuple[Lease, ...]:
         """The leases of one step under a plan, group by group; an empty share has none."""
@@ -132,16 +131,29 @@ class LeaseBook:
         self.next_step += 1
         self._plans = {g: known for g, known in self._plans.items() if g >= generation}
         self._reports = {key: r for key, r in self._reports.items() if key[0] > step}
-        told = next((r for r in reports if r.loss is not None), reports[0])
-        return CommittedStep(
-            step=step,
-            generation=generation,
-            first_sample=first,
-            end_sample=end,
-            step_s=max(r.step_s for r in reports),
-            ended_s=max(r.ended_s for r in reports),
-            loss=told.loss,
-            grad_norm=told.grad_norm,
-            lr=told.lr,
-            skipped=told.skipped,
-        )
+        return committed_step(reports, first, end)
+
+
+def committed_step(
+    reports: Sequence[StepReport], first_sample: int, end_sample: int
+) -> CommittedStep:
+    """A step as all its devices report it: as long as on the slowest, loss as the last stage says.
+
+    Args:
+        reports: Of one step in one generation, of every device of the plan.
+        first_sample: Where its samples start in the run.
+        end_sample: Where they end.
+    """
+    told = next((r for r in reports if r.loss is not None), reports[0])
+    return CommittedStep(
+        step=told.step,
+        generation=told.generation,
+        first_sample=first_sample,
+        end_sample=end_sample,
+        step_s=max(r.step_s for r in reports),
+        ended_s=max(r.ended_s for r in reports),
+        loss=told.loss,
+        grad_norm=told.grad_norm,
+        lr=told.lr,
+        skipped=told.skipped,
+    )

@@ -116,6 +116,13 @@ class TrainingOptions:
                 f"write microbatch: {self.global_batch} or less"
             )
 
+    def num_samples(self, dataset_samples: int) -> int:
+        """Samples of the whole run; only ``epochs`` can leave a short last step."""
+        if self.steps is not None:
+            return self.steps * self.global_batch
+        assert self.epochs is not None, "one of steps and epochs is given"
+        return self.epochs * dataset_samples
+
     @property
     def schedules(self) -> tuple[str, ...]:
         """The schedules the planner may choose from."""
@@ -220,11 +227,13 @@ class ModelProfile:
         """Kinds with times."""
         return tuple(dict.fromkeys(t.kind for t in self.times))
 
-    def microbatches_of(self, kind: str, team_size: int) -> tuple[int, ...]:
-        """Microbatch sizes with times, ascending."""
-        return tuple(
-            sorted(t.microbatch for t in self.times if t.kind == kind and t.team_size == team_size)
-        )
+
+def microbatch_sizes(largest: int) -> tuple[int, ...]:
+    """Sizes that are worth measuring and trying: ``largest`` and its halves, down to 1."""
+    sizes = [largest]
+    while sizes[-1] > 1:
+        sizes.append(sizes[-1] // 2)
+    return tuple(sizes)
 
 
 PROFILE_SCHEMA = "lyray.profile/1"

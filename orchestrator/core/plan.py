@@ -140,6 +140,15 @@ class Plan:
         return None
 
 
+def step_range(step: int, batch_samples: int, num_samples: int) -> tuple[int, int]:
+    """Positions (half-open) that a step uses in the run's one sequence of samples.
+
+    Step k owns ``[k B, (k + 1) B)`` whatever the plan, cut at the ``num_samples`` of the run.
+    """
+    first = min(step * batch_samples, num_samples)
+    return first, min(first + batch_samples, num_samples)
+
+
 def step_shares(groups: Iterable[Group], num_samples: int) -> tuple[tuple[int, ...], ...]:
     """Microbatches of each group in a step of ``num_samples``, at most the plan's own.
 

@@ -5,10 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.plan import Group, Plan, Stage, segments, step_shares
+from orchestrator.core.plan import Group, Plan, Stage, segments, step_range, step_shares
 from tests.unit.builders import make_device, make_group, make_plan, make_stages, team_of
 
 D = [make_device(f"d-{i}") for i in range(8)]
+
+
+def test_steps_tile_the_run_and_only_the_last_one_is_short():
+    assert [step_range(step, 8, 20) for step in range(4)] == [(0, 8), (8, 16), (16, 20), (20, 20)]
 
 
 def test_a_stage_holds_at_least_one_layer_and_one_microbatch():

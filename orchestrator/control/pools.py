@@ -1,12 +1,23 @@
 """From the user's offers and links to devices, prices and times in the run's own seconds."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, permutations
+from itertools import permutations
 
-from orchestrator.control.backend import ClusterOptions, LinkOptions, OfferOptions
+from orchestrator.control.backend import (
+    ClusterOptions,
+    EmulationOptions,
+    LinkOptions,
+    OfferOptions,
+)
 from orchestrator.core.cluster import ClusterState, Device, DeviceKind, Link, Offer, known_kinds
-from orchestrator.core.model import LayerTimes, ModelProfile
+from orchestrator.core.model import (
+    LayerTimes,
+    ModelProfile,
+    TrainingOptions,
+    microbatch_sizes,
+)
 from orchestrator.errors import ConfigError
 
 REFERENCE_KIND = "a100-40"  # speed_ratio 1
@@ -186,8 +197,8 @@ def complete_profile(
     """Add ``estimated`` times for kinds that were not measured.
 
     Forward: forward FLOP over the peak; backward: twice that. A kind ``kind@pool`` takes the
-    measured times of ``kind`` by the ratio of their peaks. Sizes are the powers of two up to
-    ``microbatch`` (default: the largest measured one) and that size itself.
+    measured times of ``kind`` by the ratio of their peaks. Sizes are the halves of
+    ``microbatch`` (default: the largest measured one).
 
     Raises:
         ConfigError: If such a kind is needed and the profile has no forward_flop_per_sample.
@@ -207,7 +218,9 @@ def complete_profile(
                 f"the profile of {profile.model!r} has no times for kind {name!r} and no "
                 "forward_flop_per_sample to price them from; measure the kind or add the FLOP"
             )
-        added += [_priced(profile, kind, precision, size) for size in microbatch_sizes(largest)]
+        added += [
+            _priced(profile, kind, precision, size) for size in sorted(microbatch_sizes(largest))
+        ]
     return replace(profile, times=(*profile.times, *added))
 
 
@@ -219,12 +232,6 @@ def _scaled_from(
         return []
     ratio = known_kinds()[base].peak_flop_per_s(precision) / kind.peak_flop_per_s(precision)
     return [t.scaled(ratio, kind=kind.kind) for t in profile.times if t.kind == base]
-
-
-def microbatch_sizes(largest: int) -> tuple[int, ...]:
-    """Powers of two below ``largest``, and ``largest``: the sizes worth measuring."""
-    powers = accumulate(range(largest.bit_length()), lambda size, _: 2 * size, initial=1)
-    return (*(size for size in powers if size < largest), largest)
 
 
 def _priced(profile: ModelProfile, kind: DeviceKind, precision: str, size: int) -> LayerTimes:
@@ -324,6 +331,47 @@ def auto_time_scale(
         real_s = forward_s + backward_s + sum(counts.values()) * update_s / num_microbatches
         scale = max(scale, RUNTIME_OVERHEAD * real_s * work_rate / (CPU_SHARE_RATIO * num_cores))
     return scale
+
+
+def run_figures(
+    options: ClusterOptions,
+    emulation: EmulationOptions,
+    training: TrainingOptions,
+    measured: ModelProfile,
+    *,
+    num_cores: int,
+) -> tuple[ClusterState, ModelProfile]:
+    """Cluster and profile in seconds of the run; emulated ones are stretched here, once.
+
+    Args:
+        options: The cluster as described, or as found.
+        emulation: Counts where the cluster is emulated.
+        training: Batch, microbatch and precision.
+        measured: As measured or read, unscaled.
+        num_cores: Of this machine, for the workers of emulated devices.
+
+    Raises:
+        ConfigError: If the options or the profile do not serve the cluster.
+    """
+    kinds = build_kinds(options)
+    if options.source != "emulated":
+        model = complete_profile(
+            measured, kinds, training.precision, microbatch=training.microbatch
+        )
+        return build_cluster(options), model
+    scale = emulation.time_scale
+    if isinstance(scale, str):
+        scale = auto_time_scale(
+            measured,
+            kinds,
+            Counter(device.kind for device in build_cluster(options).devices),
+            num_cores=num_cores,
+            global_batch=training.global_batch,
+            microbatch=training.microbatch,
+        )
+    cluster = build_cluster(options, billing_speedup=emulation.billing_speedup, time_scale=scale)
+    model = emulated_profile(measured, kinds, time_scale=scale, precision=training.precision)
+    return cluster, model
 
 
 def _whole_model_s(profile: ModelProfile, kind: str, microbatch: int) -> tuple[float, float, float]:

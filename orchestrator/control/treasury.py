@@ -57,7 +57,7 @@ class Treasury:
 
         Returns whether it did. The price of money Q/V does not move.
         """
-        ratios = (e.samples_per_s / e.cost_usd_per_s for e in estimates if e.cost_usd_per_s > 0)
+        ratios = (e.samples_per_usd for e in estimates if e.cost_usd_per_s > 0)
         best = max(ratios, default=0.0)
         if best <= self.best_ratio_samples_per_usd:
             return False

@@ -5,7 +5,7 @@ from typing import Literal
 
 from orchestrator.core.cluster import ClusterState, Device, Offer
 from orchestrator.core.durable import LedgerEntry
-from orchestrator.core.model import ModelProfile
+from orchestrator.core.model import ModelProfile, TrainingOptions
 from orchestrator.core.plan import Migration, Plan
 
 DecisionKind = Literal["keep", "reassign", "switch", "idle"]
@@ -132,6 +132,34 @@ class PlanningProblem:
         return self.backlog_usd / self.penalty_weight
 
 
+def first_problem(
+    cluster: ClusterState,
+    model: ModelProfile,
+    training: TrainingOptions,
+    *,
+    budget_usd_per_s: float = 1.0,
+    seed: int = 0,
+) -> PlanningProblem:
+    """The problem of a run's first slot: nothing runs, nothing is owed, any V ranks alike.
+
+    Also what a CostModel needs where only durations are asked: money plays no part in them.
+    """
+    return PlanningProblem(
+        cluster=cluster,
+        model=model,
+        batch_samples=training.global_batch,
+        microbatch_samples=training.microbatch,
+        schedules=training.schedules,
+        max_team=1,
+        overlap=False,
+        penalty_weight=1.0,
+        backlog_usd=0.0,
+        budget_usd_per_s=budget_usd_per_s,
+        incumbent=None,
+        seed=seed,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class StepEstimate:
     """What the cost model says of a plan."""
@@ -148,8 +176,13 @@ class StepEstimate:
     peak_memory_bytes: tuple[tuple[str, int], ...] = ()  # per device in use
     compute_s: tuple[
         tuple[str, float], ...
-    ] = ()  # per device in use, of one step, slowdown included
+    ] = ()  # per device in use, of one step, as slow as it is
     interpolated: bool = False  # some time was interpolated or priced from FLOP
+
+    @property
+    def samples_per_usd(self) -> float:
+        """Samples per dollar of a plan that runs."""
+        return self.samples_per_s / self.cost_usd_per_s
 
 
 NO_MIGRATION = Migration()

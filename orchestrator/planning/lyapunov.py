@@ -160,7 +160,7 @@ def decide(
         return _idle(
             scene,
             "budget_wait: no plan is worth its price; the best gives "
-            f"{best.samples_per_s / best.cost_usd_per_s:.4g} samples a dollar, and a dollar saved "
+            f"{best.samples_per_usd:.4g} samples a dollar, and a dollar saved "
             f"is worth {problem.price_of_money_samples_per_usd:.4g}",
         )
     affordable = [option for c in worthwhile if (option := _under_cap(scene, c))]

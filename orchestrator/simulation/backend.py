@@ -8,16 +8,17 @@ from orchestrator.control.backend import Capabilities
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.model import ModelProfile, TrainingOptions
-from orchestrator.core.plan import Group, Plan, step_shares
+from orchestrator.core.plan import Group, Plan, step_range, step_shares
+from orchestrator.core.schedule import SCHEDULES
 from orchestrator.core.slot import (
     ClusterEvent,
     Decision,
     DeviceLost,
     Observation,
-    PlanningProblem,
     StepEstimate,
     StepReport,
     Usage,
+    first_problem,
 )
 from orchestrator.planning.cost import CostModel
 from orchestrator.simulation.executor import run_step
@@ -89,7 +90,7 @@ class SimulatedBackend:
     @property
     def capabilities(self) -> Capabilities:
         """What the workers of this version could run as well."""
-        return Capabilities(max_team=1, schedules=("1f1b", "gpipe"), overlap=False)
+        return Capabilities(max_team=1, schedules=tuple(SCHEDULES), overlap=False)
 
     def observe(self) -> Observation:
         """Let a slot pass on the virtual clock and return what it brought."""
@@ -214,8 +215,7 @@ class SimulatedBackend:
         return observation
 
     def _range(self, step: int) -> tuple[int, int]:
-        first = min(step * self._training.global_batch, self._options.num_samples)
-        return first, min(first + self._training.global_batch, self._options.num_samples)
+        return step_range(step, self._training.global_batch, self._options.num_samples)
 
     def _truth(self, plan: Plan) -> StepEstimate:
         """What the next step really takes, with the speeds of this moment."""
@@ -230,7 +230,8 @@ class SimulatedBackend:
                 if share
             ]
             part = Plan(plan.generation, plan.schedule, tuple(groups))
-            self._truths[key] = run_step(CostModel(self._problem()), part)
+            problem = first_problem(self._world.cluster, self._model, self._training)
+            self._truths[key] = run_step(CostModel(problem), part)
         return self._truths[key]
 
     def _reports_of(self, running: _Step) -> list[StepReport]:
@@ -259,22 +260,6 @@ class SimulatedBackend:
             for group_index, group in enumerate(plan.groups)
             for device_id in group.device_ids
         ]
-
-    def _problem(self) -> PlanningProblem:
-        """What the cost model wants to know; weights and money play no part in durations."""
-        return PlanningProblem(
-            cluster=self._world.cluster,
-            model=self._model,
-            batch_samples=self._training.global_batch,
-            microbatch_samples=self._training.microbatch,
-            schedules=self._training.schedules,
-            max_team=1,
-            overlap=False,
-            penalty_weight=1.0,
-            backlog_usd=0.0,
-            budget_usd_per_s=1.0,
-            incumbent=None,
-        )
 
 
 def _joined(usage: Iterable[Usage]) -> tuple[Usage, ...]:

@@ -2,23 +2,16 @@
 
 import json
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator import storage
 from orchestrator.config import RunConfig
-from orchestrator.control.pools import (
-    auto_time_scale,
-    build_cluster,
-    build_kinds,
-    complete_profile,
-    emulated_profile,
-)
+from orchestrator.control.pools import run_figures
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.model import ModelProfile, profile_from_json
 from orchestrator.core.plan import Plan
-from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
+from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem, first_problem
 from orchestrator.errors import ConfigError, InfeasibleError
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import timeline
@@ -66,57 +59,22 @@ def read_profile(url: str) -> ModelProfile:
     raise ConfigError(f"cluster.profile {url!r} {problem}")
 
 
-def billing_speedup(config: RunConfig) -> float:
-    """Billed seconds per second of the run's clock."""
-    return config.emulation.billing_speedup if config.cluster.source == "emulated" else 1.0
-
-
-def run_figures(config: RunConfig, measured: ModelProfile) -> tuple[ClusterState, ModelProfile]:
-    """Cluster and profile in seconds of the run; emulated ones are stretched here, once.
+def figures_of(config: RunConfig, measured: ModelProfile) -> tuple[ClusterState, ModelProfile]:
+    """Cluster and profile of a file in seconds of the run, as if its workers ran on this machine.
 
     Args:
         config: The whole file.
         measured: As measured or read, unscaled.
+
+    Raises:
+        ConfigError: If the profile does not serve the cluster.
     """
-    options, training = config.cluster, config.training
-    kinds = build_kinds(options)
-    if options.source != "emulated":
-        model = complete_profile(
-            measured, kinds, training.precision, microbatch=training.microbatch
-        )
-        return build_cluster(options), model
-    scale = config.emulation.time_scale
-    if isinstance(scale, str):
-        scale = auto_time_scale(
-            measured,
-            kinds,
-            Counter(device.kind for device in build_cluster(options).devices),
-            num_cores=len(os.sched_getaffinity(0)),
-            global_batch=training.global_batch,
-            microbatch=training.microbatch,
-        )
-    speedup = config.emulation.billing_speedup
-    cluster = build_cluster(options, billing_speedup=speedup, time_scale=scale)
-    return cluster, emulated_profile(
-        measured, kinds, time_scale=scale, precision=training.precision
-    )
-
-
-def make_problem(config: RunConfig, cluster: ClusterState, model: ModelProfile) -> PlanningProblem:
-    """The problem of a run's first slot: nothing is owed yet."""
-    return PlanningProblem(
-        cluster=cluster,
-        model=model,
-        batch_samples=config.training.global_batch,
-        microbatch_samples=config.training.microbatch,
-        schedules=config.training.schedules,
-        max_team=1,
-        overlap=False,
-        penalty_weight=1.0,
-        backlog_usd=0.0,
-        budget_usd_per_s=config.budget.average_per_hour_usd / 3600 * billing_speedup(config),
-        incumbent=None,
-        seed=config.run.seed,
+    return run_figures(
+        config.cluster,
+        config.emulation,
+        config.training,
+        measured,
+        num_cores=len(os.sched_getaffinity(0)),
     )
 
 
@@ -127,9 +85,15 @@ def what_if(config: RunConfig, measured: ModelProfile) -> WhatIf:
         InfeasibleError: If the file's own strategy finds no plan that fits.
         ConfigError: If the profile does not serve the cluster.
     """
-    cluster, model = run_figures(config, measured)
-    problem = make_problem(config, cluster, model)
-    speedup = billing_speedup(config)
+    cluster, model = figures_of(config, measured)
+    speedup = config.emulation.billing_speedup
+    problem = first_problem(
+        cluster,
+        model,
+        config.training,
+        budget_usd_per_s=config.budget.average_per_hour_usd / 3600 * speedup,
+        seed=config.run.seed,
+    )
     strategy = config.control.strategy
     best = _first_running(strategy, problem)
     rows = [replace(_row(strategy, best, cluster, speedup), chosen=True)]
@@ -159,7 +123,7 @@ def what_if_data(config: RunConfig, found: WhatIf) -> dict[str, Json]:
         "run": config.run.name,
         "global_batch": config.training.global_batch,
         "budget_per_hour_usd": config.budget.average_per_hour_usd,
-        "billing_speedup": billing_speedup(config),
+        "billing_speedup": config.emulation.billing_speedup,
         "chosen": found.chosen.strategy,
         "candidates": [row_data(row, cluster) for row in found.rows],
         "notes": list(found.notes),
@@ -178,7 +142,7 @@ def _within_budget(strategy: str, problem: PlanningProblem, best: Candidate) -> 
     if best.estimate.cost_usd_per_s <= budget:
         return None
     proposer = make_strategy(strategy)
-    low, high = 0.0, best.estimate.samples_per_s / best.estimate.cost_usd_per_s
+    low, high = 0.0, best.estimate.samples_per_usd
     found: Candidate | None = None
     for _ in range(_PRICE_ROUNDS):
         price = high if found is None else (low + high) / 2

@@ -20,7 +20,7 @@ from orchestrator.simulation.backend import SimulatedBackend, SimulationOptions
 from orchestrator.simulation.traces import TraceEvent, emulated_trace, price_trace
 from orchestrator.storage import Json
 from orchestrator.strategies.registry import make_strategy
-from orchestrator.whatif.plans import billing_speedup, run_figures
+from orchestrator.whatif.plans import figures_of
 
 DAY_S = 86400.0
 _ENDLESS_STEPS = 10**9
@@ -68,8 +68,8 @@ def rehearse(config: RunConfig, measured: ModelProfile, *, days: float, strategy
         days: Billed days.
         strategy: Instead of the file's own.
     """
-    cluster, model = run_figures(config, measured)
-    speedup = billing_speedup(config)
+    cluster, model = figures_of(config, measured)
+    speedup = config.emulation.billing_speedup
     steps = config.training.steps or _ENDLESS_STEPS
     num_samples = steps * config.training.global_batch
     backend = SimulatedBackend(
@@ -168,7 +168,7 @@ def rehearsal_table(config: RunConfig, results: Sequence[Rehearsal]) -> Group:
 
 
 def _traces(config: RunConfig) -> tuple[TraceEvent, ...]:
-    speedup = billing_speedup(config)
+    speedup = config.emulation.billing_speedup
     events = emulated_trace(config.emulation.events, billing_speedup=speedup)
     feed = config.cluster.price_feed
     if feed is None:

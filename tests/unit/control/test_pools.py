@@ -10,7 +10,6 @@ from orchestrator.control.pools import (
     build_kinds,
     complete_profile,
     emulated_profile,
-    microbatch_sizes,
 )
 from orchestrator.core.cluster import known_kinds
 from orchestrator.errors import ConfigError
@@ -184,9 +183,3 @@ def test_auto_scale_keeps_real_work_within_its_share_of_the_cores():
     step_s = scale * 16 * 4 * 1.8 / 4  # four devices without bubbles
     real_s = 2.2 * (16 * 4 * 1.8 + 4 * 0.2)
     assert real_s / step_s == pytest.approx(0.45 * 2)
-
-
-def test_measured_sizes_are_powers_of_two_and_the_largest():
-    assert microbatch_sizes(1) == (1,)
-    assert microbatch_sizes(8) == (1, 2, 4, 8)
-    assert microbatch_sizes(6) == (1, 2, 4, 6)

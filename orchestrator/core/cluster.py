@@ -11,6 +11,10 @@ from typing import Literal
 
 Billed = Literal["while_used", "while_present"]
 
+PRICE_JUMP = 5.0
+"""Largest sudden factor of a price that is believed at once (docs/model.md, section 6): what the
+estimator doubts and the hard cap counts with is the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:

@@ -3,13 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from orchestrator.core.cluster import ClusterState, Offer
+from orchestrator.core.cluster import PRICE_JUMP, ClusterState, Offer
 from orchestrator.core.plan import Migration
-from orchestrator.core.slot import Candidate, PlanningProblem
-
-NO_MIGRATION = Migration()
-PRICE_JUMP = 5.0
-"""Largest sudden factor of a price that is believed (docs/model.md, section 6)."""
+from orchestrator.core.slot import NO_MIGRATION, Candidate, PlanningProblem
 
 OVERRUN_STEPS = 2.0
 """Steps that devices may be held after the slot is closed: one under way, one voted on."""

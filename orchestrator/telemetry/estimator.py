@@ -7,7 +7,7 @@ from itertools import groupby
 from math import exp, log
 from statistics import median
 
-from orchestrator.core.cluster import ClusterState, Device, Offer
+from orchestrator.core.cluster import PRICE_JUMP, ClusterState, Device, Offer
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import Observation, StepEstimate, StepReport
 
@@ -32,10 +32,9 @@ SIGMA_PER_MEDIAN_DEVIATION = 1.4826
 MIN_DEVICES_OF_KIND = 3
 """From here on the median of a kind says how far its profile is off, whoever straggles."""
 
-PRICE_JUMP = 5.0
-"""A price that moves by more than this factor is believed at its third reading in a row."""
-
 CONFIRMING_READINGS = 3
+"""A price that moves by more than ``PRICE_JUMP`` is believed at its third reading in a row."""
+
 SAME_PRICE_RATIO = 1.05
 EXACT = 1e-6
 """Ratios closer to 1 than this are rounding: the device runs as predicted."""

@@ -3,8 +3,9 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
@@ -13,7 +14,7 @@ from orchestrator.config import RunConfig
 from orchestrator.control.backend import Capabilities
 from orchestrator.control.persistence import CheckpointStore
 from orchestrator.control.recovery import judge
-from orchestrator.core.cluster import ClusterState, Offer
+from orchestrator.core.cluster import Offer
 from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Move, Plan
@@ -22,34 +23,14 @@ from orchestrator.core.slot import ClusterEvent, CommittedStep, Decision, Observ
 from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.fleet import Fleet, Place
 from orchestrator.runtime.progress import Meter, committed_step
-from orchestrator.runtime.truth import EmulatedTruth
+from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.watch import WAKE_S, Watch
 from workers.actor import WorkerActor
 from workers.emulation import EmulatedStage
 from workers.output import send_output_to
 from workers.profiler import profile_model
 from workers.splitting import load_task, split
-from workers.worker import Assignment, TaskInfo, WorkerSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
-    """What one life of a run has to do, on what, and from where on."""
-
-    cluster: ClusterState
-    """What is present when it starts."""
-
-    num_steps: int
-    num_samples: int
-    num_layers: int
-    truth: EmulatedTruth | None = None
-    """The emulated cluster; None where devices are real."""
-
-    restore: CheckpointManifest | None = None
-    """The checkpoint to go on from."""
-
-    since_s: float = 0.0
-    """Run seconds that earlier lives have used."""
+from workers.worker import Assignment, CheckpointPart, TaskInfo, WorkerSpec
 
 
 class RayBackend:
@@ -61,56 +42,52 @@ class RayBackend:
     def __init__(
         self,
         config: RunConfig,
-        fleet: Fleet,
-        life: Life,
+        rig: Rig,
         *,
-        on_step: Callable[[CommittedStep], None],
+        restore: CheckpointManifest | None = None,
+        since_s: float = 0.0,
+        on_step: Callable[[CommittedStep], None] = lambda _: None,
     ) -> None:
-        """Take over workers that are loaded and connected.
+        """Take over what stands ready.
 
         Args:
             config: The whole file.
-            fleet: The workers, ranks in order.
-            life: What there is to do.
+            rig: Workers that are loaded and connected.
+            restore: The checkpoint to go on from.
+            since_s: Run seconds that earlier lives of the run have used.
             on_step: Told of every step as soon as all workers have reported it; the loop's
                 own account follows at the end of the slot.
         """
-        self._config = config
-        self._fleet = fleet
-        self._life = life
+        self._config, self._rig, self._fleet = config, rig, rig.fleet
+        self._restore, self._since_s = restore, since_s
         self._on_step = on_step
         self._timeouts = config.failure.timeouts
         self._checkpoints = CheckpointStore(
             config.run.run_url, keep_checkpoints=config.training.keep_checkpoints
         )
-        self._manifest = life.restore
-        self._watch = self._new_watch(life.restore.step if life.restore else 0, life.num_steps)
+        self._manifest = restore
+        self._watch = self._new_watch(restore.step if restore else 0, rig.num_steps)
         self._meter = Meter()
         self._plan: Plan | None = None  # what the loop asked for
         self._installed: Plan | None = None  # whose layers the workers hold
         self._run_until_s: float | None = None
         self._applied = False  # something was decided since the start, or since ``checkpoint``
-        self._told_offers = life.cluster.offers
+        self._told_offers = rig.cluster.offers
         self._interrupted = threading.Event()
         self._reached_s: dict[int, float] = {}
         self._started_s: float | None = None
-        self._slot_from_s = life.since_s
+        self._slot_from_s = since_s
 
     @property
     def capabilities(self) -> Capabilities:
         """One device a stage, and no overlap of gradient sums with backward."""
         return Capabilities(max_team=1, schedules=tuple(SCHEDULES), overlap=False)
 
-    @property
-    def manifest(self) -> CheckpointManifest | None:
-        """The newest checkpoint that is whole."""
-        return self._manifest
-
     def now_s(self) -> float:
         """The run's clock: seconds since the run started, over all its lives."""
         if self._started_s is None:
-            return self._life.since_s
-        return self._life.since_s + time.monotonic() - self._started_s
+            return self._since_s
+        return self._since_s + time.monotonic() - self._started_s
 
     def interrupt(self) -> None:
         """End the slot at the next step boundary. Any thread."""
@@ -138,7 +115,7 @@ class RayBackend:
             return  # the end is near: nothing is worth starting
         if decision.predicted.step_s:
             self._watch.step_s = decision.predicted.step_s
-        if self._plan is None or plan.generation != self._plan.generation:
+        if plan != self._plan:
             self._stand()
             self._meter.hold(plan.device_ids, self.now_s())
             if not plan.is_idle:
@@ -156,6 +133,7 @@ class RayBackend:
             return self._manifest
         parts = self._fleet.call(
             "save",
+            CheckpointPart,
             step,
             timeout_s=self._timeouts.checkpoint_s,
             device_ids=self._installed.device_ids,
@@ -216,7 +194,7 @@ class RayBackend:
         """Do what has become due: manifests of whole checkpoints, emulated events, lost devices."""
         for reports in self._watch.progress.fresh():
             batch = self._config.training.global_batch
-            self._on_step(committed_step(reports, batch, self._life.num_samples))
+            self._on_step(committed_step(reports, batch, self._rig.num_samples))
         for step, files in self._watch.progress.whole_checkpoints():
             assert self._installed is not None, "parts come from an installed plan"
             training = self._config.training
@@ -224,8 +202,8 @@ class RayBackend:
                 step=step,
                 generation=self._installed.generation,
                 files=files,
-                num_layers=self._life.num_layers,
-                samples_committed=min(step * training.global_batch, self._life.num_samples),
+                num_layers=self._rig.model.num_layers,
+                samples_committed=min(step * training.global_batch, self._rig.num_samples),
                 seed=self._config.run.seed,
                 optimizer=training.optimizer.name,
             )
@@ -233,11 +211,11 @@ class RayBackend:
         for loss in self._watch.lost():
             self._meter.release(loss.device_id, self.now_s())
         next_step = self._watch.progress.next_step
-        if self._life.truth is not None and self._plan is not None:
-            for event in self._life.truth.events:
+        if self._rig.truth is not None and self._plan is not None:
+            for event in self._rig.truth.events:
                 if event.at_step <= next_step:
                     self._reached_s.setdefault(event.at_step, self.now_s())
-            for device_id in self._life.truth.lost_at(next_step):
+            for device_id in self._rig.truth.lost_at(next_step):
                 if device_id not in self._fleet.lost_ids:
                     self._fleet.kill(device_id)
 
@@ -252,15 +230,15 @@ class RayBackend:
             events=events,
             offers=self._told_offers,
             next_step=self._watch.progress.next_step,
-            devices=tuple(d for d in self._life.cluster.devices if d.device_id not in gone),
+            devices=tuple(d for d in self._rig.cluster.devices if d.device_id not in gone),
             paused=not self._watch.running,
             checkpoint_step=self._manifest.step if self._manifest else None,
         )
 
     def _offers(self) -> tuple[Offer, ...]:
-        if self._life.truth is None:
-            return self._life.cluster.offers
-        return self._life.truth.offers_at(self._watch.progress.next_step, self._reached_s)
+        if self._rig.truth is None:
+            return self._rig.cluster.offers
+        return self._rig.truth.offers_at(self._watch.progress.next_step, self._reached_s)
 
     # At a step boundary --------------------------------------------------------------
 
@@ -297,19 +275,21 @@ class RayBackend:
             moves=moves,
             first_step=first_step,
             end_step=self._watch.reach,
-            restore=None if self._installed or discard else self._life.restore,
+            restore=None if self._installed or discard else self._restore,
             emulation=self._emulation(plan, first_step),
             discard=discard,
             clock_zero_s=time.monotonic() - self.now_s(),
         )
         # Devices of other machines have monotonic clocks of their own: they go by wall time.
-        wall_zero_s = time.time() - self.now_s() if self._life.truth is None else None
-        self._fleet.call("install", assignment, wall_zero_s, timeout_s=self._timeouts.checkpoint_s)
+        wall_zero_s = time.time() - self.now_s() if self._rig.truth is None else None
+        self._fleet.call(
+            "install", NoneType, assignment, wall_zero_s, timeout_s=self._timeouts.checkpoint_s
+        )
         self._installed = plan
         self._watch.progress.expect(plan.device_ids, plan.generation)
 
     def _emulation(self, plan: Plan, first_step: int) -> Mapping[str, EmulatedStage] | None:
-        if self._life.truth is None:
+        if self._rig.truth is None:
             return None
         return {
             device_id: EmulatedStage(
@@ -319,7 +299,7 @@ class RayBackend:
                 step_end_s=stage.step_end_s,
                 slowdowns=stage.slowdowns,
             )
-            for device_id, stage in self._life.truth.stages(plan, first_step).items()
+            for device_id, stage in self._rig.truth.stages(plan, first_step).items()
         }
 
 
@@ -366,8 +346,9 @@ def load_everywhere(
         timeout_s=timeouts.receive_s,
         working_dir=working_dir,
     )
-    infos: dict[str, TaskInfo] = fleet.call(
+    infos = fleet.call(
         "load",
+        TaskInfo,
         timeout_s=timeouts.start_s,
         each={
             p.device_id: (replace(spec, device="cuda" if p.num_gpus else "cpu"),) for p in places
@@ -386,6 +367,7 @@ def connect(config: RunConfig, fleet: Fleet, *, host: str) -> None:
     world = fleet.device_ids
     fleet.call(
         "connect",
+        NoneType,
         timeout_s=config.failure.timeouts.start_s,
         each={d: (host, store.port, rank, len(world)) for rank, d in enumerate(world)},
     )

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import ray
 from ray.actor import ActorHandle
@@ -28,6 +28,9 @@ LINGER_S = 1.0
 
 SILENT_S = 5.0
 """After a first failure, a worker that answers nothing for this long is taken for hung."""
+
+
+Answer = TypeVar("Answer")
 
 
 class Greeting(Protocol):
@@ -118,7 +121,8 @@ class Fleet:
 
     def greet(self, timeout_s: float) -> Mapping[str, Greeting]:
         """Wait until every process is up. Raises LostWorkerError naming those that are not."""
-        greetings: dict[str, Greeting] = self.call("hello", timeout_s=timeout_s)
+        answers = self.call("hello", object, timeout_s=timeout_s)
+        greetings = {device_id: cast("Greeting", answer) for device_id, answer in answers.items()}
         for device_id, greeting in greetings.items():
             self._members[device_id].greeting = greeting
         return greetings
@@ -126,15 +130,17 @@ class Fleet:
     def call(
         self,
         method: str,
+        answer: type[Answer],
         *arguments: object,
         timeout_s: float,
         device_ids: Iterable[str] | None = None,
         each: Mapping[str, tuple[object, ...]] | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Answer]:
         """Call a method on several workers at once and wait for all answers.
 
         Args:
             method: Name of the method.
+            answer: What it returns.
             arguments: The same for everyone.
             timeout_s: Longest wait for all of them together.
             device_ids: Whom to ask; everyone when absent.
@@ -149,7 +155,7 @@ class Fleet:
             getattr(self._members[d].actor, method).remote(*arguments, *(each or {}).get(d, ())): d
             for d in asked
         }
-        answers: dict[str, Any] = {}
+        answers: dict[str, Answer] = {}
         errors: list[tuple[int, OrchestratorError]] = []  # with the distance from the cause
         deadline_s = time.monotonic() + timeout_s
         while pending:
@@ -161,6 +167,7 @@ class Fleet:
                 device_id = pending.pop(ref)
                 try:
                     answers[device_id] = ray.get(ref)
+                    assert isinstance(answers[device_id], answer), f"{method!r} answered nonsense"
                 except (RayTaskError, RayActorError) as error:
                     # The others may know more: the cause is rarely the first to be told.
                     errors.append(self._explain(error, device_id, method))

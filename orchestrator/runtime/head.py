@@ -20,10 +20,11 @@ from orchestrator.core.slot import (
 from orchestrator.errors import OrchestratorError
 from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.reports.records import slot_json
-from orchestrator.runtime.backend import Life, RayBackend, send_output
+from orchestrator.runtime.backend import RayBackend, send_output
 from orchestrator.runtime.compare import Comparison, entries, measure
 from orchestrator.runtime.news import Comparing, Cursor, HeadNews
-from orchestrator.runtime.setup import Rig, set_up
+from orchestrator.runtime.rig import Rig
+from orchestrator.runtime.setup import set_up
 from orchestrator.strategies.registry import make_strategy
 from orchestrator.telemetry.metrics import Exporter, RunFacts
 
@@ -103,17 +104,12 @@ class Head:
         state, manifest = self._store.load_state(), self._checkpoints.latest()
         self._store.rewind_steps(manifest.step if manifest else 0)
         rig = set_up(self._config, self._working_dir, self._say)
-        life = Life(
-            cluster=rig.cluster,
-            num_steps=rig.num_steps,
-            num_samples=rig.num_samples,
-            num_layers=rig.model.num_layers,
-            truth=rig.truth,
+        self._backend = backend = RayBackend(
+            self._config,
+            rig,
             restore=manifest,
             since_s=state.time_s if state else 0.0,
-        )
-        self._backend = backend = RayBackend(
-            self._config, rig.fleet, life, on_step=self._steps.append
+            on_step=self._steps.append,
         )
         if comparing is not None:
             self._compare(comparing, rig, backend)

@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -32,6 +32,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.runtime.backend import connect, load_everywhere, start_fleet
 from orchestrator.runtime.fleet import Fleet, Place
 from orchestrator.runtime.inventory import found_nodes, price_nodes
+from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.truth import EmulatedTruth
 
 logger = logging.getLogger(__name__)
@@ -40,19 +41,6 @@ _ray: Any = ray  # partly typed
 
 PROFILE_FILE = "profile.json"
 """What was measured, beside the run's other files: a resumed run plans with the same figures."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rig:
-    """Workers that are loaded and connected, and what planning knows of them."""
-
-    fleet: Fleet
-    cluster: ClusterState
-    model: ModelProfile
-    truth: EmulatedTruth | None
-    num_steps: int
-    num_samples: int
-    dataset_samples: int
 
 
 def find_devices(config: RunConfig) -> tuple[ClusterOptions, tuple[Place, ...]]:
@@ -142,8 +130,11 @@ def _measured(config: RunConfig, fleet: Fleet, options: ClusterOptions) -> Model
             chosen = {devices[0].device_id: "cpu"}
         else:
             chosen = {d.device_id: kind for kind, d in {d.kind: d for d in devices}.items()}
-        answers: dict[str, ModelProfile] = fleet.call(
-            "profile", timeout_s=config.failure.timeouts.start_s, device_ids=tuple(chosen)
+        answers = fleet.call(
+            "profile",
+            ModelProfile,
+            timeout_s=config.failure.timeouts.start_s,
+            device_ids=tuple(chosen),
         )
         parts = [
             tuple(t.scaled(1.0, kind=kind) for t in answers[device_id].times)

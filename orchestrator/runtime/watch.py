@@ -1,7 +1,7 @@
 """Workers between two step boundaries: let run, held, heard, and missed when they fall silent."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from orchestrator.control.recovery import Timeouts
 from orchestrator.core.slot import ClusterEvent
@@ -18,8 +18,25 @@ class Watch:
     """Lets the workers of a plan run in a window of steps and gathers what they say."""
 
     def __init__(
-        self, fleet: Fleet, timeouts: Timeouts, *, slot_s: float, next_step: int, last_step: int
+        self,
+        fleet: Fleet,
+        timeouts: Timeouts,
+        *,
+        slot_s: float,
+        next_step: int,
+        last_step: int,
+        silent_s: float = SILENT_S,
     ) -> None:
+        """Take charge of workers that stand before ``next_step``.
+
+        Args:
+            fleet: The workers.
+            timeouts: How long silence and slowness are borne.
+            slot_s: Length of a slot, from which that of a window follows.
+            next_step: Where the workers stand.
+            last_step: Where they stop for good.
+            silent_s: After a first failure, how long the others may be silent.
+        """
         self.progress = Progress(next_step)
         self.running: set[str] = set()
         self.holding = False
@@ -28,9 +45,12 @@ class Watch:
         self._fleet = fleet
         self._timeouts = timeouts
         self._slot_s = slot_s
+        self._silent_s = silent_s
         self._window_end = 0
+        self._moved_s = 0.0  # when a step was last begun or finished
         self._trouble = Trouble()
         self._lost: list[Loss] = []
+        self._gone: set[str] = set()
 
     @property
     def finished(self) -> bool:
@@ -50,6 +70,7 @@ class Watch:
         self._window_end = self.reach
         self.holding = False
         self.running = set(device_ids)
+        self._moved_s = time.monotonic()
         self._fleet.tell("run", self._window_end, device_ids=device_ids)
 
     def hold(self) -> None:
@@ -61,10 +82,13 @@ class Watch:
     def pump(self, timeout_s: float) -> None:
         """Hear the workers for a while, and move the window's end along while they run."""
         heard, losses = self._fleet.gather(timeout_s)
+        before = self.progress.next_step
         for device_id, news in heard:
             self._take(device_id, news)
         for loss in losses:
             self._lose(loss)
+        if self.progress.next_step > before:
+            self._moved_s = time.monotonic()
         remaining = self._window_end - self.progress.next_step
         if (
             self.running
@@ -77,12 +101,16 @@ class Watch:
     def events(self) -> tuple[ClusterEvent, ...]:
         """What went wrong, the cause first; waits a while until the cause is known."""
         self._end_silent(self._timeouts.receive_s)
+        self._end_stuck()
         if not self._trouble:
             return ()
-        deadline_s = time.monotonic() + 2.0 * SILENT_S
+        deadline_s = time.monotonic() + 2.0 * self._silent_s
         while not self._trouble.cause_is_known(self.running) and time.monotonic() < deadline_s:
             self.pump(WAKE_S)
-            self._end_silent(SILENT_S)
+            self._end_silent(self._silent_s)
+        if not self._trouble.cause_is_known(self.running):
+            # Whoever waited for a neighbour has given up by now; these were not waiting.
+            self._end(self.running, "it did not get on with its step and was ended")
         return self._trouble.take(self.progress.next_step)
 
     def stand(self) -> tuple[ClusterEvent, ...]:
@@ -126,6 +154,9 @@ class Watch:
             )
 
     def _lose(self, loss: Loss) -> None:
+        if loss.device_id in self._gone:
+            return  # ended by us, and then missed
+        self._gone.add(loss.device_id)
         self._trouble.lost(loss)
         self._lost.append(loss)
         self.running.discard(loss.device_id)
@@ -133,3 +164,14 @@ class Watch:
     def _end_silent(self, longest_s: float) -> None:
         for loss in self._fleet.kill_silent(longest_s):
             self._lose(loss)
+
+    def _end_stuck(self) -> None:
+        """End workers that answer but finish no step: nobody else would notice a lone one."""
+        longest_s = self._timeouts.start_s + 10.0 * self.step_s
+        if self.running and time.monotonic() - self._moved_s > longest_s:
+            self._end(self.running, f"it finished no step within {longest_s:.0f} s and was ended")
+
+    def _end(self, device_ids: Iterable[str], reason: str) -> None:
+        for device_id in sorted(device_ids):
+            self._fleet.kill(device_id)
+            self._lose(Loss(device_id, reason))

@@ -80,21 +80,21 @@ def fleet() -> Iterator[Fleet]:
 def test_workers_answer_together_in_the_time_of_the_slowest(fleet: Fleet) -> None:
     started_s = time.monotonic()
     each = {"a-0": (0.4,), "b-0": (0.8,), "c-0": (0.6,)}
-    answers = fleet.call("nap", timeout_s=30.0, each=each)
+    answers = fleet.call("nap", str, timeout_s=30.0, each=each)
     assert answers == {name: name for name in NAMES}
     assert time.monotonic() - started_s < 1.6  # one after another: 1.8 s
 
 
 def test_of_many_errors_the_users_own_is_raised(fleet: Fleet) -> None:
     with pytest.raises(UserCodeError, match="no") as raised:
-        fleet.call("fail", "b-0", timeout_s=30.0)
+        fleet.call("fail", str, "b-0", timeout_s=30.0)
     assert raised.value.user_traceback == "Traceback of the user"
 
 
 def test_whoever_does_not_answer_is_named(fleet: Fleet) -> None:
     each = {"a-0": (0.0,), "b-0": (5.0,), "c-0": (0.0,)}
     with pytest.raises(LostWorkerError, match="device b-0 did not answer 'nap' within 1 s"):
-        fleet.call("nap", timeout_s=1.0, each=each)
+        fleet.call("nap", str, timeout_s=1.0, each=each)
 
 
 def test_news_come_with_their_device(fleet: Fleet) -> None:

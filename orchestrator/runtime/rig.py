@@ -1,0 +1,27 @@
+"""What stands ready before the first slot: workers, and what planning and running need of them."""
+
+from dataclasses import dataclass
+
+from orchestrator.core.cluster import ClusterState
+from orchestrator.core.model import ModelProfile
+from orchestrator.runtime.fleet import Fleet
+from orchestrator.runtime.truth import EmulatedTruth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    """Workers that are loaded and connected, and what there is to do with them."""
+
+    fleet: Fleet
+    cluster: ClusterState
+    """What is present, at the prices of the start."""
+
+    model: ModelProfile
+    truth: EmulatedTruth | None
+    """The emulated cluster; None where devices are real."""
+
+    num_steps: int
+    num_samples: int
+    """Of the whole run; only the last step may be short."""
+
+    dataset_samples: int

@@ -1,0 +1,159 @@
+"""Workers between two step boundaries. The fleet is a fake that says what it is told to say."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from orchestrator.control.recovery import Timeouts
+from orchestrator.core.durable import CheckpointFile
+from orchestrator.core.slot import DeviceLost, StepReport, WorkerFailed
+from orchestrator.errors import LostWorkerError
+from orchestrator.runtime.trouble import Loss
+from orchestrator.runtime.watch import Watch
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.fleet import Fleet
+
+pytestmark = pytest.mark.runtime
+
+BOTH = ("a-0", "b-0")
+
+
+@dataclass(frozen=True)
+class Said:
+    reports: tuple[StepReport, ...] = ()
+    parts: tuple[tuple[int, tuple[CheckpointFile, ...]], ...] = ()
+    failure: WorkerFailed | None = None
+    ended_before: int | None = None
+
+
+class FakeFleet:
+    """Notes orders; hands out what was put into ``heard``, ``losses`` and ``silent``."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+        self.killed: list[str] = []
+        self.heard: list[tuple[str, Said]] = []
+        self.losses: list[Loss] = []
+        self.silent: list[Loss] = []
+
+    def tell(self, method: str, *arguments: object, device_ids: Iterable[str]) -> None:
+        self.told.append((method, *arguments, tuple(sorted(device_ids))))
+
+    def gather(self, timeout_s: float) -> tuple[tuple[tuple[str, Said], ...], tuple[Loss, ...]]:
+        heard, self.heard = tuple(self.heard), []
+        losses, self.losses = tuple(self.losses), []
+        return heard, losses
+
+    def kill_silent(self, longest_s: float) -> tuple[Loss, ...]:
+        silent, self.silent = tuple(self.silent), []
+        return silent
+
+    def kill(self, device_id: str) -> None:
+        self.killed.append(device_id)
+        self.losses.append(Loss(device_id, "its process was killed"))
+
+
+def report(step: int, device_id: str) -> StepReport:
+    return StepReport(1, step, device_id, 0, 4, 0.0, 1.0, step_s=1.0, compute_s=1.0)
+
+
+PATIENT = Timeouts(receive_s=1.0, hold_s=1.2, checkpoint_s=1.5, start_s=4.0)
+
+
+def watch_of(fleet: FakeFleet, timeouts: Timeouts = PATIENT) -> Watch:
+    watch = Watch(
+        cast("Fleet", fleet),
+        timeouts,
+        slot_s=4.0,
+        next_step=0,
+        last_step=20,
+        silent_s=0.1,
+    )
+    watch.step_s = 1.0
+    watch.progress.expect(BOTH, generation=1)
+    watch.go(BOTH)
+    return watch
+
+
+def test_workers_run_in_a_window_of_two_slots_which_moves_along() -> None:
+    fleet = FakeFleet()
+    watch = watch_of(fleet)
+    assert fleet.told == [("run", 8, BOTH)]
+    fleet.heard = [(d, Said(reports=tuple(report(s, d) for s in range(3)))) for d in BOTH]
+    watch.pump(0.0)
+    assert len(fleet.told) == 1  # more than half the window is left
+    fleet.heard = [(d, Said(reports=tuple(report(s, d) for s in range(3, 6)))) for d in BOTH]
+    watch.pump(0.0)
+    assert fleet.told[1:] == [("extend", 14, BOTH)]
+
+
+def test_the_window_ends_with_the_run() -> None:
+    fleet = FakeFleet()
+    watch = watch_of(fleet)
+    fleet.heard = [(d, Said(reports=tuple(report(s, d) for s in range(20)))) for d in BOTH]
+    fleet.heard += [(d, Said(ended_before=20)) for d in BOTH]
+    watch.pump(0.0)
+    assert watch.finished
+    assert not watch.running
+    watch.go(BOTH)
+    assert fleet.told == [("run", 8, BOTH)]
+
+
+def test_standing_waits_until_all_have_stopped_at_the_same_step() -> None:
+    fleet = FakeFleet()
+    watch = watch_of(fleet)
+    fleet.heard = [(d, Said(reports=(report(0, d),), ended_before=1)) for d in BOTH]
+    assert watch.stand() == ()
+    assert fleet.told[1:] == [("hold", BOTH)]
+    assert watch.progress.next_step == 1
+
+
+def test_whoever_reaches_no_boundary_in_time_is_named() -> None:
+    fleet = FakeFleet()
+    watch = watch_of(fleet)
+    watch.step_s = 0.0
+    fleet.heard = [("a-0", Said(ended_before=0))]
+    with pytest.raises(LostWorkerError, match="devices b-0 reached no step boundary"):
+        watch.stand()
+
+
+def test_a_loss_explains_its_neighbours_lost_contact() -> None:
+    fleet = FakeFleet()
+    watch = watch_of(fleet)
+    lost_contact = WorkerFailed("b-0", 3, "lost contact with a-0: reset")
+    fleet.heard = [("b-0", Said(failure=lost_contact))]
+    watch.pump(0.0)
+    fleet.losses = [Loss("a-0", "its process was killed")]
+    assert watch.events() == (
+        DeviceLost("a-0", "its process was killed (step 3)"),
+        lost_contact,
+    )
+    assert [loss.device_id for loss in watch.lost()] == ["a-0"]
+
+
+def test_a_worker_that_others_waited_for_in_vain_is_ended_and_named() -> None:
+    fleet = FakeFleet()
+    watch = watch_of(fleet)
+    waited = WorkerFailed("b-0", 3, "TimeoutError: nothing came from rank 0")
+    fleet.heard = [("b-0", Said(failure=waited))]
+    watch.pump(0.0)
+    first, second = watch.events()
+    assert isinstance(first, DeviceLost)
+    assert first.device_id == "a-0"
+    assert second == waited
+    assert fleet.killed == ["a-0"]
+    watch.pump(0.0)  # Ray tells of the same end
+    assert watch.events() == ()
+
+
+def test_a_lone_worker_that_finishes_no_step_is_ended() -> None:
+    fleet = FakeFleet()
+    watch = watch_of(fleet, Timeouts(receive_s=0.1, hold_s=0.15, checkpoint_s=0.2, start_s=0.3))
+    watch.step_s = 0.0
+    while not (events := watch.events()):
+        watch.pump(0.0)
+    assert [e.device_id for e in events if isinstance(e, DeviceLost)] == list(BOTH)
+    assert "finished no step" in events[0].reason

@@ -15,13 +15,6 @@ class ConfigError(OrchestratorError):
     exit_code = 2
 
 
-class BudgetExhaustedError(OrchestratorError):
-    """``budget.total_usd`` is used up; a checkpoint was written first."""
-
-    status = "budget"
-    exit_code = 3
-
-
 class InfeasibleError(OrchestratorError):
     """No plan fits the memory of the devices or the user's limits."""
 

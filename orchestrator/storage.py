@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -172,29 +172,18 @@ def read_json(cls: type[T], url: str) -> T:
     return from_json(cls, json.loads(read_bytes(url)))
 
 
-def to_json(value: object, *, tagged: bool = False) -> Json:
+def to_json(value: object) -> Json:
     """Return a dataclass as plain JSON data: nested, tuples as lists, infinite numbers as text.
-
-    Args:
-        value: A dataclass, or a container or scalar of JSON.
-        tagged: Add the class name under ``type``, for a value whose declared type is a union
-            of dataclasses. Inside a dataclass this follows from the field's annotation.
 
     Raises:
         TypeError: On a value that JSON has no form for.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        hints = _hints(type(value))
-        data: dict[str, Json] = {"type": type(value).__name__} if tagged else {}
-        for field in fields(value):
-            if field.init:
-                needs_tag = len(_dataclasses_of(hints[field.name])) > 1
-                data[field.name] = to_json(getattr(value, field.name), tagged=needs_tag)
-        return data
+        return {f.name: to_json(getattr(value, f.name)) for f in fields(value) if f.init}
     if isinstance(value, Mapping):
-        return {str(key): to_json(item, tagged=tagged) for key, item in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json(item, tagged=tagged) for item in value]
+        return [to_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):
@@ -211,9 +200,9 @@ def from_json(cls: type[T], data: object) -> T:
     return cast("T", _decode(cls, data, cls.__name__))
 
 
-def from_json_union(classes: Sequence[type[T]], data: object) -> T:
-    """Build the one of several dataclasses that ``type`` names (``to_json(..., tagged=True)``)."""
-    return cast("T", _decode_dataclass(tuple(classes), data, "value"))
+def finite(value: float | None) -> float | None:
+    """The number, None where JSON has no form for it: for files that other programs read."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _open(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -248,13 +237,6 @@ def _hints(cls: type) -> dict[str, object]:
     return get_type_hints(cls)
 
 
-def _dataclasses_of(hint: object) -> tuple[type, ...]:
-    """Dataclasses that a value of this annotation may be, directly or inside a tuple."""
-    if isinstance(hint, type) and is_dataclass(hint):
-        return (hint,)
-    return tuple(c for part in get_args(hint) for c in _dataclasses_of(part))
-
-
 def _wrong(path: str, data: object, wanted: str) -> ValueError:
     return ValueError(f"{path} is {data!r}; it must be {wanted}")
 
@@ -264,7 +246,7 @@ def _decode(hint: object, data: object, path: str) -> object:
     if origin in (Union, UnionType):
         return _decode_union(parts, data, path)
     if isinstance(hint, type) and is_dataclass(hint):
-        return _decode_dataclass((hint,), data, path)
+        return _decode_dataclass(hint, data, path)
     if origin is Literal:
         if data not in parts:
             raise _wrong(path, data, f"one of {', '.join(map(repr, parts))}")
@@ -297,11 +279,10 @@ def _decode_scalar(hint: object, data: object, path: str) -> object:
 def _decode_union(parts: tuple[object, ...], data: object, path: str) -> object:
     if data is None and NoneType in parts:
         return None
-    classes = tuple(p for p in parts if isinstance(p, type) and is_dataclass(p))
-    if isinstance(data, Mapping) and classes:
-        return _decode_dataclass(classes, data, path)
     errors = []
     for part in parts:
+        if part is NoneType:
+            continue
         try:
             return _decode(part, data, path)
         except ValueError as error:
@@ -322,24 +303,15 @@ def _decode_tuple(parts: tuple[object, ...], data: object, path: str) -> object:
     )
 
 
-def _decode_dataclass(classes: tuple[type, ...], data: object, path: str) -> object:
+def _decode_dataclass(cls: type, data: object, path: str) -> object:
     if not isinstance(data, Mapping):
         raise _wrong(path, data, "an object")
-    values = dict(data)
-    cls = classes[0]
-    if len(classes) > 1:
-        name = values.pop("type", None)
-        found = [c for c in classes if c.__name__ == name]
-        if not found:
-            known = ", ".join(c.__name__ for c in classes)
-            raise ValueError(f"{path}.type is {name!r}; it must be one of {known}")
-        cls = found[0]
     known_fields = {field.name for field in fields(cls) if field.init}
-    unknown = sorted(set(values) - known_fields)
+    unknown = sorted(set(data) - known_fields)
     if unknown:
         raise ValueError(f"{path} has the unknown key {unknown[0]!r}")
     hints = _hints(cls)
-    decoded = {key: _decode(hints[key], item, f"{path}.{key}") for key, item in values.items()}
+    decoded = {key: _decode(hints[key], item, f"{path}.{key}") for key, item in data.items()}
     try:
         return cls(**decoded)
     except TypeError as error:  # a field without default is missing

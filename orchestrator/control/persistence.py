@@ -168,8 +168,8 @@ def step_json(step: CommittedStep) -> dict[str, object]:
     """One line of ``steps.jsonl``."""
     return {
         "step": step.step,
-        "loss": _finite(step.loss),
-        "grad_norm": _finite(step.grad_norm),
+        "loss": storage.finite(step.loss),
+        "grad_norm": storage.finite(step.grad_norm),
         "lr": step.lr,
         "samples": step.samples,
         "step_s": step.step_s,
@@ -177,10 +177,6 @@ def step_json(step: CommittedStep) -> dict[str, object]:
         "first_sample": step.first_sample,
         "end_sample": step.end_sample,
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _plain(row: LedgerEntry | RunEvent) -> object:

@@ -9,17 +9,15 @@ GROUP_SETUP_S = 0.1
 """Building the process groups of a new plan; measured at 2 to 8 workers."""
 
 
-def plan_migration(
-    problem: PlanningProblem, old: Plan | None, new: Plan, *, drain_s: float = 0.0
-) -> Migration:
+def plan_migration(problem: PlanningProblem, old: Plan | None, new: Plan) -> Migration:
     """What must move from the old plan's owners to the new one's, and how long that takes.
 
     A layer is sent to each new owner that did not hold it, by its present old owners in turn:
     weights, buffers and optimizer state, no gradients. A layer whose old owners have all left
     is not listed: it comes from a checkpoint. A first plan, and to or from idle, moves nothing.
 
-    The pause: ``drain_s`` until the workers stand at a step boundary, building groups, and
-    the device that sends or receives longest, each device one transfer a direction at a time.
+    The pause: building groups, and the device that sends or receives longest, each device one
+    transfer a direction at a time. The step under way is finished before it; that is work.
 
     Raises:
         ValueError: If a link between two owners is not described.
@@ -41,7 +39,7 @@ def plan_migration(
         sending_s[source] += seconds
         receiving_s[target] += seconds
     transfer_s = max([*sending_s.values(), *receiving_s.values()], default=0.0)
-    return Migration(moves=moves, pause_s=drain_s + GROUP_SETUP_S + transfer_s)
+    return Migration(moves=moves, pause_s=GROUP_SETUP_S + transfer_s)
 
 
 def _owners(plan: Plan, layer: int) -> tuple[str, ...]:

@@ -192,18 +192,12 @@ def queue_cap_usd(
     return float(options.queue_cap)
 
 
-def overspend_line_usd(kappa: float, budget_usd_per_s: float, horizon_s: float) -> float:
-    """``kappa b H``: once more than this is spent above ``b t``, only idling is allowed."""
-    return kappa * budget_usd_per_s * horizon_s
-
-
 def overspend_bound_usd(
     line_usd: float,
     budget_usd_per_s: float,
     *,
     slot_bill_max_usd: float,
     slot_s: float,
-    pause_usd: float = 0.0,
 ) -> float:
     """G1 slack: at every slot end ``spent <= b t + this``, whatever V, the search or the world did.
 
@@ -211,12 +205,11 @@ def overspend_bound_usd(
     nothing (standing costs stay below b).
 
     Args:
-        line_usd: ``overspend_line_usd``.
+        line_usd: ``V rho_hat``, which is ``kappa b H`` where kappa sets V.
         budget_usd_per_s: b.
         slot_bill_max_usd: C_max, the largest bill of one slot, blocks paid ahead included.
         slot_s: D, the length of that slot.
-        pause_usd: What reconfigurations that lengthen a slot may add.
 
     Source: docs/model.md, sections 4.2 (G1) and 4.5.
     """
-    return line_usd + max(0.0, slot_bill_max_usd - budget_usd_per_s * slot_s) + pause_usd
+    return line_usd + max(0.0, slot_bill_max_usd - budget_usd_per_s * slot_s)

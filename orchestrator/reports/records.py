@@ -1,9 +1,9 @@
 """One SlotRecord as a line: of JSON for slots.jsonl, of plain text for a log."""
 
 import json
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from orchestrator import storage
 from orchestrator.core.plan import Group, Plan
 from orchestrator.core.slot import DeviceView, Rates, SlotRecord
 from orchestrator.reports import figures
@@ -23,18 +23,22 @@ def plan_data(plan: Plan, device_ids: Iterable[str]) -> dict[str, Json]:
     return {"groups": groups, "idle": idle, "schedule": plan.schedule}
 
 
-def plan_text(plan: Plan) -> str:
-    """A plan on one line: per group its samples, then device[first layer:end layer] per stage."""
-    if plan.is_idle:
+def plan_words(plan: Mapping[str, object]) -> str:
+    """A plan in the form of the user's files in words, a line a group.
+
+    Each line has the group's samples, then device[first layer:end layer] of every stage.
+    """
+    groups = plan.get("groups")
+    if not isinstance(groups, list) or not groups:
         return "idle"
-    return " | ".join(
-        f"{group.num_samples}: "
-        + " > ".join(
-            f"{'+'.join(stage.team.device_ids)}[{stage.first_layer}:{stage.end_layer}]"
-            for stage in group.stages
+    lines = []
+    for group in groups:
+        chain = " > ".join(
+            f"{'+'.join(stage['devices'])}[{stage['first_layer']}:{stage['end_layer']}]"
+            for stage in group["stages"]
         )
-        for group in plan.groups
-    )
+        lines.append(f"{sum(group['microbatches'])}: {chain}")
+    return "\n".join(lines)
 
 
 def slot_data(record: SlotRecord) -> dict[str, Json]:
@@ -62,8 +66,8 @@ def slot_data(record: SlotRecord) -> dict[str, Json]:
         "migration_s": record.migration_s,
         "moved_bytes": record.moved_bytes,
         "control_cpu_s": record.control_cpu_s,
-        "loss": _finite(record.loss),
-        "grad_norm": _finite(record.grad_norm),
+        "loss": storage.finite(record.loss),
+        "grad_norm": storage.finite(record.grad_norm),
         "lr": record.lr,
         "samples": record.samples,
         "num_operations": record.num_operations,
@@ -121,9 +125,9 @@ def _group_data(group: Group) -> dict[str, Json]:
 
 def _rates_data(rates: Rates) -> dict[str, Json]:
     return {
-        "step_s": _finite(rates.step_s),
-        "samples_per_s": _finite(rates.samples_per_s),
-        "cost_per_hour_usd": _finite(rates.cost_per_hour_usd),
+        "step_s": storage.finite(rates.step_s),
+        "samples_per_s": storage.finite(rates.samples_per_s),
+        "cost_per_hour_usd": storage.finite(rates.cost_per_hour_usd),
         "peak_memory_bytes": dict(rates.peak_memory_bytes),
     }
 
@@ -137,7 +141,3 @@ def _device_data(view: DeviceView) -> dict[str, Json]:
         "straggler": view.straggler,
         "price_per_hour": view.price_per_hour,
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.reports import figures
+from orchestrator.reports.records import plan_words
 from orchestrator.reports.run_report import PlanSpan, RunFound
 
 _EVENTS_SHOWN = 20
@@ -76,21 +77,6 @@ def bound_text(found: RunFound) -> str:
         f"{kept}; at most {figures.usd(abs(over))} {side} the average (slot {worst.slot}), "
         f"{figures.usd(worst.overspend_bound_usd)} were allowed"
     )
-
-
-def plan_words(plan: Mapping[str, object]) -> str:
-    """A plan of ``slots.jsonl`` in words: a line a group."""
-    groups = plan.get("groups")
-    if not isinstance(groups, list) or not groups:
-        return "idle"
-    lines = []
-    for group in groups:
-        chain = " > ".join(
-            f"{'+'.join(stage['devices'])}[{stage['first_layer']}:{stage['end_layer']}]"
-            for stage in group["stages"]
-        )
-        lines.append(f"{sum(group['microbatches'])}: {chain}")
-    return "\n".join(lines)
 
 
 COMPARISON_HEAD = ("strategy", "predicted", "measured", "samples/s", "$/h", "joint's gain")

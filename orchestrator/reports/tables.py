@@ -8,10 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.core.cluster import ClusterState
-from orchestrator.core.plan import Group, Plan
+from orchestrator.core.plan import Plan
 from orchestrator.core.slot import StepEstimate
 from orchestrator.reports import figures
-from orchestrator.reports.records import plan_data
+from orchestrator.reports.records import plan_data, plan_words
 from orchestrator.storage import Json
 
 ROW_HEAD = (
@@ -72,14 +72,6 @@ def make_row(
     )
 
 
-def group_text(group: Group) -> str:
-    """A group on one line: its samples, then each stage's device and layers."""
-    chain = " > ".join(
-        f"{'+'.join(s.team.device_ids)}[{s.first_layer}:{s.end_layer}]" for s in group.stages
-    )
-    return f"{group.num_samples}: {chain}"
-
-
 def plan_table(rows: Sequence[PlanRow], *, batch_samples: int) -> Parts:
     """The rows for a terminal of any width: figures with a tick, then who does what."""
     title = f"Plans for a global batch of {batch_samples}"
@@ -114,7 +106,7 @@ def _figures(row: PlanRow) -> tuple[str, ...]:
 
 def row_cells(row: PlanRow) -> tuple[str, ...]:
     """The cells of a row in the order of ``ROW_HEAD``."""
-    what = row.problem or "\n".join(map(group_text, row.plan.groups)) or "idle"
+    what = row.problem or plan_words(plan_data(row.plan, ()))
     return (row.strategy, what, *_figures(row), "✔" if row.chosen else "")
 
 

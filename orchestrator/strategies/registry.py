@@ -5,7 +5,6 @@ from functools import partial
 from typing import Protocol
 
 from orchestrator.core.slot import Candidate, PlanningProblem
-from orchestrator.errors import ConfigError
 from orchestrator.strategies import baselines
 from orchestrator.strategies.joint import Joint
 
@@ -43,19 +42,13 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "do-nothing": baselines.DoNothing,
 }
 
-PLANNED = ("tuned-rate-cap", "tuned-price-cap", "frozen-price", "pase", "ppo")
-"""Documented names whose strategies do not exist yet."""
-
 
 def make_strategy(name: str) -> Strategy:
     """Build a strategy by its name in ``control.strategy``.
 
     Raises:
-        ConfigError: On an unknown name, listing the choices, or one that is not supported yet.
+        ValueError: On an unknown name, listing the choices.
     """
-    if name in STRATEGIES:
-        return STRATEGIES[name]()
-    reason = "is not supported in this version" if name in PLANNED else "is unknown"
-    raise ConfigError(
-        f"control.strategy: {name!r} {reason}; choose one of {', '.join(sorted(STRATEGIES))}"
-    )
+    if name not in STRATEGIES:
+        raise ValueError(f"unknown strategy {name!r}; known: {', '.join(STRATEGIES)}")
+    return STRATEGIES[name]()

@@ -4,8 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orchestrator.strategies.registry import PLANNED, STRATEGIES
-from orchestrator.support import LATER_STRATEGIES
+from orchestrator.strategies.registry import STRATEGIES
 from orchestrator.support import STRATEGIES as SUPPORTED
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +21,6 @@ def test_layers_point_downwards_and_every_door_is_kept() -> None:
 
 def test_the_config_offers_the_strategies_that_the_registry_builds() -> None:
     assert set(SUPPORTED) == set(STRATEGIES)
-    assert set(LATER_STRATEGIES) == set(PLANNED)
 
 
 def test_packages_are_empty_but_for_the_entry_point() -> None:

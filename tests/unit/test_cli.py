@@ -11,7 +11,6 @@ from orchestrator import cli, storage
 from orchestrator.control.persistence import RunStore
 from orchestrator.core.model import profile_to_json
 from orchestrator.errors import (
-    BudgetExhaustedError,
     InfeasibleError,
     LostWorkerError,
     OrchestratorError,
@@ -116,7 +115,6 @@ def test_wrong_arguments_end_with_2(
 @pytest.mark.parametrize(
     ("error", "code", "status"),
     [
-        (BudgetExhaustedError("total_usd is used up"), 3, "budget"),
         (InfeasibleError("no plan fits"), 4, "infeasible"),
         (UserCodeError("step 7 raised", "Traceback of the user"), 5, "user_error"),
         (LostWorkerError("fast-0 is gone"), 6, "too_few_workers"),

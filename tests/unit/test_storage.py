@@ -8,23 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import storage
-from orchestrator.core.cluster import Device, Team
+from orchestrator.core.cluster import Team
 from orchestrator.core.durable import CheckpointFile, CheckpointManifest, ControlState, LedgerEntry
 from orchestrator.core.plan import Group, LayerSplit, Plan, Stage
 from orchestrator.core.slot import (
-    ClusterEvent,
-    DeviceJoined,
-    DeviceLost,
     DeviceView,
-    Observation,
-    PreemptionNotice,
     Rates,
     SlotRecord,
-    WorkerFailed,
 )
 from orchestrator.storage import RunOptions
-
-EVENTS = (DeviceJoined, DeviceLost, PreemptionNotice, WorkerFailed)
 
 
 def a_plan() -> Plan:
@@ -137,22 +129,6 @@ def test_a_line_break_inside_a_line_is_refused(tmp_path: Path) -> None:
 def test_every_noun_survives_json(value: object) -> None:
     text = json.dumps(storage.to_json(value), allow_nan=False)
     assert storage.from_json(type(value), json.loads(text)) == value
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        DeviceJoined(Device("a", "p", "t4", "n", "z", 10)),
-        DeviceLost("a", "gone"),
-        PreemptionNotice("a", 3.0),
-        WorkerFailed("a", 7, "boom", "Traceback"),
-    ],
-)
-def test_an_event_comes_back_as_its_own_class(event: ClusterEvent) -> None:
-    data = storage.to_json(event, tagged=True)
-    assert storage.from_json_union(EVENTS, data) == event
-    seen = Observation(1.0, (), (), (event,), (), 0, ())
-    assert storage.from_json(Observation, storage.to_json(seen)) == seen
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from orchestrator.planning.queues import (
     LimitOptions,
     Queues,
     overspend_bound_usd,
-    overspend_line_usd,
     penalty_weight,
     queue_cap_usd,
 )
@@ -68,8 +67,8 @@ def test_rescaling_keeps_the_price_of_money() -> None:
 def test_weight_puts_the_largest_price_of_money_at_the_overspend_line() -> None:
     # at Q = kappa b H the price Q/V is 1.2 rho: no plan seen so far is worth it
     weight = penalty_weight(0.05, 0.001, 3600.0, rho_samples_per_usd=500.0)
-    line = overspend_line_usd(0.05, 0.001, 3600.0)
-    assert line / weight == pytest.approx(1.2 * 500.0)
+    line_usd = 0.05 * 0.001 * 3600.0
+    assert line_usd / weight == pytest.approx(1.2 * 500.0)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +80,8 @@ def test_weight_needs_positive_figures(wrong: tuple[float, float, float, float])
 
 
 def test_slack_is_the_line_and_the_dearest_slot_above_its_own_budget() -> None:
-    bound = overspend_bound_usd(2.0, 0.1, slot_bill_max_usd=9.0, slot_s=60.0, pause_usd=0.5)
-    assert bound == pytest.approx(2.0 + (9.0 - 6.0) + 0.5)
+    bound = overspend_bound_usd(2.0, 0.1, slot_bill_max_usd=9.0, slot_s=60.0)
+    assert bound == pytest.approx(2.0 + (9.0 - 6.0))
 
 
 def test_cheap_slots_need_no_slack_of_their_own() -> None:

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from orchestrator.core.slot import DeviceView, Rates, SlotRecord
-from orchestrator.reports.records import plan_data, plan_text, slot_data, slot_json, slot_line
+from orchestrator.reports.records import plan_data, plan_words, slot_data, slot_json, slot_line
 from tests.unit.builders import make_device, make_group, make_plan
 
 FAST, SLOW = make_device("fast-0"), make_device("slow-0")
@@ -41,8 +41,11 @@ def test_a_plan_has_the_form_of_the_users_files() -> None:
         "idle": ["slow-1"],
         "schedule": "1f1b",
     }
-    assert plan_text(PLAN) == "11: fast-0[0:7] > slow-0[7:10]"
-    assert plan_text(make_plan()) == "idle"
+
+
+def test_a_plan_in_words_has_a_line_a_group() -> None:
+    assert plan_words(plan_data(PLAN, ())) == "11: fast-0[0:7] > slow-0[7:10]"
+    assert plan_words(plan_data(make_plan(), ["fast-0"])) == "idle"
 
 
 def test_a_slot_line_of_json_holds_every_promised_key() -> None:

@@ -3,6 +3,7 @@
 Shape letters: K candidates, G groups (padded to the most of any candidate).
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -181,18 +182,20 @@ class _Program:
         self._worth = cp.Parameter(K)
         # Backlog times price is formed in NumPy: a product of two Parameters is not DPP.
         self._time_price = cp.Parameter(K)
-        self._batch = cp.Parameter()
+        self._batch, self._batch_most = cp.Parameter(), cp.Parameter()
         chosen_KG = cp.reshape(self._chosen, (K, 1), order="C") @ np.ones((1, G))
         waits_KG = (
             cp.reshape(self._time, (K, 1), order="C") @ np.ones((1, G))
             - cp.multiply(self._fixed, chosen_KG)
             - cp.multiply(self._tau, self._count)
         )
+        samples_K = cp.sum(cp.multiply(self._size, self._count), axis=1)
         constraints = [
             cp.sum(self._chosen) <= 1,
             self._count >= cp.multiply(self._real, chosen_KG),
             self._count <= cp.multiply(self._cap, chosen_KG),
-            cp.sum(cp.multiply(self._size, self._count), axis=1) >= self._batch * self._chosen,
+            samples_K >= self._batch * self._chosen,
+            samples_K <= self._batch_most * self._chosen,
             waits_KG >= 0,
         ]
         self._rows = [
@@ -244,7 +247,13 @@ class _Program:
         return found
 
     def _answer(self, time_limit_s: float) -> tuple[int, tuple[int, ...]] | None:
-        self._problem.solve(solver=cp.HIGHS, time_limit=time_limit_s, **SOLVER)
+        with warnings.catch_warnings():
+            # The status says it too, and better.
+            warnings.filterwarnings("ignore", message="Solution may be inaccurate")
+            try:
+                self._problem.solve(solver=cp.HIGHS, time_limit=time_limit_s, **SOLVER)
+            except cp.error.SolverError as error:
+                raise SolverError(f"HiGHS failed: {error}") from error
         if self._problem.status in cp.settings.INF_OR_UNB:
             return None
         if self._problem.status != cp.OPTIMAL or self._chosen.value is None:
@@ -277,6 +286,8 @@ class _Program:
         self._egress.value = grid([[t.backlog_usd * e / t.worth for e in t.usd] for t in tables])
         self._worth.value = np.array([1 - t.backlog_usd * t.step_usd / t.worth for t in tables])
         self._batch.value = float(tables[0].batch)
+        # What the last microbatch lacks is cut off afterwards; it is less than one.
+        self._batch_most.value = tables[0].batch + max(max(t.size) for t in tables) - 1.0
         if rows:
             self._longest.value = 2.0 * max(
                 t.step_s(counts) / unit_s for t, counts in zip(tables, proposed, strict=True)

@@ -1,0 +1,139 @@
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.core.cluster import ClusterState, Link
+from orchestrator.planning.grouping import MAX_NEIGHBOURS, Roster, neighbours, seeds
+from tests.unit.builders import make_cluster, make_device, make_group, make_plan
+from tests.unit.planning.demo_cluster import demo_cluster, demo_devices
+
+
+def test_devices_are_numbered_by_what_they_are_not_by_name_or_order() -> None:
+    devices = demo_devices((1, 1, 1))
+    renamed = [replace(d, device_id=f"x{9 - i}") for i, d in enumerate(devices)]
+    for order in permutations(renamed):
+        kinds = [d.kind for d in Roster(demo_cluster(list(order))).devices]
+        assert kinds == [d.kind for d in Roster(demo_cluster(devices)).devices]
+
+
+def test_alike_devices_of_a_node_and_alike_nodes_share_one_canonical_form() -> None:
+    roster = Roster(demo_cluster())
+    fast = [i for i, d in enumerate(roster.devices) if d.kind == "fast"]
+    slow = [i for i, d in enumerate(roster.devices) if d.kind == "slow"]
+    forms = {roster.canonical(((f, s),)) for f in fast for s in slow}
+    assert len(forms) == 1
+
+
+def test_two_devices_of_one_node_are_not_one_device_of_each_of_two() -> None:
+    devices = [make_device(f"d-{i}", node_id=f"n{i // 2}") for i in range(4)]
+    roster = Roster(make_cluster(devices))
+    together, apart = roster.canonical(((0, 1),)), roster.canonical(((0, 2),))
+    assert together != apart
+    assert roster.canonical(((2, 3),)) == together
+    assert roster.canonical(((3, 1),)) == apart
+
+
+def test_nodes_behind_unlike_links_are_not_alike() -> None:
+    devices = [make_device(f"d-{i}", node_id=f"n{i}") for i in range(3)]
+    links = [Link("z1", "z1", 0.0, 1e9), Link("n0", "n1", 0.1, 1e6), Link("n1", "n0", 0.1, 1e6)]
+    roster = Roster(make_cluster(devices, links=links))
+    ids = {d.device_id: i for i, d in enumerate(roster.devices)}
+    thin = roster.canonical(((ids["d-0"], ids["d-1"]),))
+    assert roster.canonical(((ids["d-0"], ids["d-2"]),)) != thin
+    assert roster.canonical(((ids["d-1"], ids["d-0"]),)) == thin  # n0 and n1 may be swapped
+
+
+def test_slowed_device_is_no_longer_like_its_neighbour() -> None:
+    roster = Roster(demo_cluster(demo_devices(slowdowns={"fast-0": 2.5})))
+    first, second = (i for i, d in enumerate(roster.devices) if d.kind == "fast")
+    assert roster.canonical(((first,),)) != roster.canonical(((second,),))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_canonical_form_does_not_change_under_swaps_of_alike_devices(random: object) -> None:
+    roster = Roster(demo_cluster())
+    grouping = ((0, 2), (4,), (1, 3))
+    canonical = roster.canonical(grouping)
+    pairs = [(0, 1), (2, 3), (4, 5)]
+    swap = {
+        a: b
+        for pair in pairs
+        if random.random() < 0.5  # type: ignore[attr-defined]  # hypothesis gives a Random
+        for a, b in (pair, pair[::-1])
+    }
+    assert roster.canonical(tuple(tuple(swap.get(d, d) for d in c) for c in grouping)) == canonical
+    assert roster.canonical(canonical) == canonical
+
+
+def test_neighbours_are_distinct_valid_and_close() -> None:
+    roster = Roster(demo_cluster())
+    start = roster.canonical(((0, 2), (4,)))
+    near = list(neighbours(roster, start, 10, np.random.Generator(np.random.PCG64(0))))
+    assert start not in near
+    assert len(set(near)) == len(near) <= MAX_NEIGHBOURS
+    for grouping in near:
+        used = [d for chain in grouping for d in chain]
+        assert len(set(used)) == len(used)
+        assert abs(len(used) - 3) <= 2
+
+
+def test_every_grouping_can_be_reached_from_one_device() -> None:
+    roster = Roster(demo_cluster(demo_devices((1, 1, 1))))
+    reached = {roster.canonical(((0,),))}
+    todo = list(reached)
+    rng = np.random.Generator(np.random.PCG64(0))
+    while todo:
+        for grouping in neighbours(roster, todo.pop(), 10, rng):
+            if grouping not in reached:
+                reached.add(grouping)
+                todo.append(grouping)
+    assert len(reached) == 3 * 1 + 3 * 3 + 1 * 13  # sets of chains of one, two and three devices
+
+
+def test_chains_are_no_longer_than_the_model() -> None:
+    roster = Roster(demo_cluster())
+    rng = np.random.Generator(np.random.PCG64(0))
+    near = neighbours(roster, roster.canonical(((0, 1),)), 2, rng)
+    assert max(len(chain) for grouping in near for chain in grouping) == 2
+
+
+def test_seeds_hold_data_parallel_one_chain_and_single_devices() -> None:
+    roster = Roster(demo_cluster())
+    found = seeds(roster, [1.0, 1.0, 3.0, 3.0, 4.5, 4.5])
+    sizes = [sorted(len(chain) for chain in grouping) for grouping in found]
+    assert [1] * 6 in sizes
+    assert [6] in sizes
+    assert sizes.count([1]) == 3  # one of each class
+
+
+def test_alignment_leaves_layers_where_they_are() -> None:
+    roster = Roster(demo_cluster())
+    index = {d.device_id: i for i, d in enumerate(roster.devices)}
+    wanted = {index["fast-0"]: range(3), index["slow-0"]: range(3, 10)}
+    target = roster.aligned(wanted, {"fast-1": range(3), "slow-1": range(3, 10)})
+    assert target == {index["fast-0"]: index["fast-1"], index["slow-0"]: index["slow-1"]}
+
+
+def test_alignment_without_history_changes_nothing() -> None:
+    roster = Roster(demo_cluster())
+    wanted = {0: range(3), 3: range(3, 10)}
+    assert roster.aligned(wanted, {}) == {0: 0, 3: 3}
+
+
+def test_plan_with_a_device_that_left_has_no_grouping() -> None:
+    cluster = demo_cluster(demo_devices((1, 1, 0)))
+    fast, mid = cluster.devices
+    gone = make_device("gone-0")
+    assert Roster(cluster).of_plan(make_plan(make_group([fast, mid], (0, 2, 4), (1,)))) is not None
+    assert Roster(cluster).of_plan(make_plan(make_group([fast, gone], (0, 2, 4), (1,)))) is None
+
+
+def test_many_nodes_are_numbered_quickly_and_exactly() -> None:
+    devices = [make_device(f"d-{i}", node_id=f"n{i}") for i in range(32)]
+    cluster: ClusterState = make_cluster(devices)
+    roster = Roster(cluster)
+    assert roster.canonical(((31,), (7,))) == ((0,), (1,))

@@ -143,14 +143,18 @@ def predicted_rates(estimate: StepEstimate, clock: Clock) -> Rates:
 
 
 def measured_rates(slot: Settled, clock: Clock) -> Rates:
-    """What the slot showed: median step time, samples and dollars over its real length."""
+    """What the slot showed: median step time, samples and dollars over its real length.
+
+    After a switch the first steps are still the old plan's: their time is not this plan's.
+    """
     peaks: dict[str, int] = {}
     for report in slot.reports:
         peaks[report.device_id] = max(peaks.get(report.device_id, 0), report.peak_memory_bytes)
+    own_s = [s.step_s for s in slot.steps if s.generation == slot.plan.generation]
     samples = sum(step.samples for step in slot.steps)
     passed = slot.elapsed_s > 0
     return Rates(
-        step_s=median(step.step_s for step in slot.steps) if slot.steps else None,
+        step_s=median(own_s) if own_s else None,
         samples_per_s=samples / slot.elapsed_s if passed else None,
         cost_per_hour_usd=clock.per_hour(slot.bill_usd / slot.elapsed_s) if passed else None,
         peak_memory_bytes=tuple(sorted(peaks.items())),

@@ -4,7 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, median
 
 from orchestrator import storage
@@ -27,22 +27,18 @@ class SlotRow:
     slot: int
     time_s: float
     step: int
-    generation: int
     decision: str
     reason: str
     plan: Row
     predicted_step_s: float | None
     measured_step_s: float | None
-    samples_per_s: float | None
     cost_per_hour_usd: float | None
     spent_usd: float
     budget_usd: float
     overspend_bound_usd: float
     control_cpu_s: float
-    solve_s: float
     num_late: int
     num_operations: int
-    stragglers: tuple[str, ...]
 
     @property
     def error_ratio(self) -> float | None:
@@ -94,7 +90,7 @@ class RunFound:
     def losses(self) -> tuple[tuple[int, float], ...]:
         """(step, loss) of every committed step that has one."""
         return tuple(
-            (_int(s, "step"), v) for s in self.steps if (v := _float(s, "loss")) is not None
+            (_int(s, "step"), v) for s in self.steps if (v := number_of(s, "loss")) is not None
         )
 
     @property
@@ -140,7 +136,7 @@ class RunFound:
     @property
     def step_s(self) -> float | None:
         """Median time of a step, on the run's clock."""
-        found = [v for s in self.steps if (v := _float(s, "step_s")) is not None]
+        found = [v for s in self.steps if (v := number_of(s, "step_s")) is not None]
         return median(found) if found else None
 
     @property
@@ -201,14 +197,14 @@ def read_run(run_dir: str) -> RunFound:
     store = RunStore(storage.absolute(run_dir))
     if not storage.exists(store.url("config.yaml")) and not store.read("slots"):
         raise ConfigError(f"{run_dir} holds no run; give the folder that has its config.yaml")
-    result, steps = store.read_result(), store.read("steps")
+    result = store.read_result()
     return RunFound(
         run_url=store.run_url,
         name=store.run_url.rstrip("/").rsplit("/", 1)[-1],
         status=str(result["status"]) if result else "running or ended without a word",
         reason=str(result["reason"]) if result else "there is no result.json yet",
-        slots=_own_step_times([_slot_row(row) for row in store.read("slots")], steps),
-        steps=steps,
+        slots=tuple(map(_slot_row, store.read("slots"))),
+        steps=store.read("steps"),
         ledger=store.read_ledger(),
         events=store.read("events"),
         comparisons=_comparisons(store),
@@ -288,47 +284,31 @@ def report_data(
     return data
 
 
+def number_of(row: Row, key: str) -> float | None:
+    """A number of a row, None where it has none."""
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) else None
+
+
 def _slot_row(row: Row) -> SlotRow:
     predicted, measured = _map(row, "predicted"), _map(row, "measured")
     return SlotRow(
         slot=_int(row, "slot"),
-        time_s=_float(row, "time_s") or 0.0,
+        time_s=number_of(row, "time_s") or 0.0,
         step=_int(row, "step"),
-        generation=_int(row, "generation"),
         decision=str(row.get("decision", "")),
         reason=str(row.get("reason", "")),
         plan=_map(row, "plan"),
-        predicted_step_s=_float(predicted, "step_s"),
-        measured_step_s=_float(measured, "step_s"),
-        samples_per_s=_float(measured, "samples_per_s"),
-        cost_per_hour_usd=_float(measured, "cost_per_hour_usd"),
-        spent_usd=_float(row, "spent_usd") or 0.0,
-        budget_usd=_float(row, "budget_usd") or 0.0,
-        overspend_bound_usd=_float(row, "overspend_bound_usd") or 0.0,
-        control_cpu_s=_float(row, "control_cpu_s") or 0.0,
-        solve_s=_float(row, "solve_s") or 0.0,
+        predicted_step_s=number_of(predicted, "step_s"),
+        measured_step_s=number_of(measured, "step_s"),
+        cost_per_hour_usd=number_of(measured, "cost_per_hour_usd"),
+        spent_usd=number_of(row, "spent_usd") or 0.0,
+        budget_usd=number_of(row, "budget_usd") or 0.0,
+        overspend_bound_usd=number_of(row, "overspend_bound_usd") or 0.0,
+        control_cpu_s=number_of(row, "control_cpu_s") or 0.0,
         num_late=_int(row, "num_late"),
         num_operations=_int(row, "num_operations"),
-        stragglers=tuple(map(str, _list(row, "stragglers"))),
     )
-
-
-def _own_step_times(slots: Sequence[SlotRow], steps: Sequence[Row]) -> tuple[SlotRow, ...]:
-    """The slots, each with the median time of those of its steps that its own plan ran.
-
-    After a switch the first steps of a slot are still the old plan's.
-    """
-    found, first = [], 0
-    for slot in slots:
-        own = [
-            seconds
-            for step in steps[first : slot.step]
-            if _int(step, "generation") == slot.generation
-            and (seconds := _float(step, "step_s")) is not None
-        ]
-        found.append(replace(slot, measured_step_s=median(own) if own else None))
-        first = slot.step
-    return tuple(found)
 
 
 def _span(slots: Sequence[SlotRow], reason: str) -> PlanSpan:
@@ -364,11 +344,6 @@ def _comparisons(store: RunStore) -> tuple[Row, ...]:
     return tuple(row for row in rows if isinstance(row, dict))
 
 
-def _float(row: Row, key: str) -> float | None:
-    value = row.get(key)
-    return float(value) if isinstance(value, int | float) else None
-
-
 def _int(row: Row, key: str) -> int:
     value = row.get(key)
     return int(value) if isinstance(value, int | float) else 0
@@ -377,8 +352,3 @@ def _int(row: Row, key: str) -> int:
 def _map(row: Row, key: str) -> Row:
     value = row.get(key)
     return value if isinstance(value, dict) else {}
-
-
-def _list(row: Row, key: str) -> Sequence[object]:
-    value = row.get(key)
-    return value if isinstance(value, list) else ()

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from orchestrator.reports import figures
 from orchestrator.reports.records import plan_words
-from orchestrator.reports.run_report import PlanSpan, RunFound
+from orchestrator.reports.run_report import PlanSpan, RunFound, number_of
 
 _EVENTS_SHOWN = 20
 
@@ -100,10 +100,10 @@ def comparison_rows(found: RunFound) -> list[tuple[str, ...]]:
         rows.append(
             (
                 f"{row.get('strategy')}" + (f" at {limit}'s cost" if limit else ""),
-                figures.seconds(_value(row, "predicted_step_s")),
-                figures.seconds(_value(row, "measured_step_s")),
-                figures.number(_value(row, "samples_per_s")),
-                figures.usd(_value(row, "cost_per_hour_usd")),
+                figures.seconds(number_of(row, "predicted_step_s")),
+                figures.seconds(number_of(row, "measured_step_s")),
+                figures.number(number_of(row, "samples_per_s")),
+                figures.usd(number_of(row, "cost_per_hour_usd")),
                 against,
             )
         )
@@ -149,7 +149,7 @@ EVENT_HEAD = ("slot", "event", "device", "what", "took")
 
 def event_cells(event: Mapping[str, object]) -> tuple[str, ...]:
     """One row of the table of events."""
-    duration_s = _value(event, "duration_s")
+    duration_s = number_of(event, "duration_s")
     return (
         str(event.get("slot", "")),
         str(event.get("kind", "")),
@@ -199,10 +199,5 @@ def _table(
 def _ratio(
     row: Mapping[str, object] | None, other: Mapping[str, object] | None, key: str, what: str
 ) -> str:
-    a, b = (_value(row, key) if row else None), (_value(other, key) if other else None)
+    a, b = (number_of(row, key) if row else None), (number_of(other, key) if other else None)
     return f"{100 * (a / b - 1):+.1f} % {what}" if a and b else ""
-
-
-def _value(row: Mapping[str, object], key: str) -> float | None:
-    value = row.get(key)
-    return float(value) if isinstance(value, int | float) else None

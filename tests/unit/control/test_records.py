@@ -65,6 +65,14 @@ def test_measured_rates_are_the_median_step_and_totals_over_the_real_length() ->
     assert rates.peak_memory_bytes == (("gpu-0", 102), ("gpu-1", 102), ("gpu-2", 102))
 
 
+def test_steps_of_the_plan_before_do_not_time_the_new_one() -> None:
+    old, new = (CommittedStep(k, g, 8 * k, 8 * k + 8, step_s=s, ended_s=1.0)
+                for k, (g, s) in enumerate(((0, 5.0), (1, 2.0))))  # fmt: skip
+    rates = measured_rates(slot(steps=(old, new)), Clock())
+    assert (rates.step_s, rates.samples_per_s) == (2.0, pytest.approx(1.6))
+    assert measured_rates(slot(steps=(old,)), Clock()).step_s is None
+
+
 def test_a_slot_without_length_measures_nothing() -> None:
     rates = measured_rates(slot(to_s=0.0, steps=(), reports=()), Clock())
     assert (rates.step_s, rates.samples_per_s, rates.cost_per_hour_usd) == (None, None, None)

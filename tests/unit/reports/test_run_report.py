@@ -40,7 +40,7 @@ def run_dir(tmp_path: Path) -> str:
                     decision="switch" if slot == 1 else "keep",
                     reason="fast-0 is 2.4 times slower" if slot == 1 else "best",
                     predicted=Rates(0.5, 22.0, 3.5),
-                    measured=Rates(0.55, 20.0, 3.5),
+                    measured=Rates(0.55 if early else 0.6, 20.0, 3.5),
                     spent_usd=2.0 * (slot + 1), budget_usd=1.8 * (slot + 1),
                     overspend_bound_usd=1.0, control_cpu_s=0.1,
                 )
@@ -49,9 +49,8 @@ def run_dir(tmp_path: Path) -> str:
         store.write_journal(
             SlotJournal(
                 steps=tuple(
-                    # after the switch two steps are still the old plan's
-                    CommittedStep(k, 3 if k < 22 else 4, 11 * k, 11 * k + 11,
-                                  0.55 if k < 22 else 0.6, 0.55 * k, loss=5.0 - 0.1 * k)
+                    CommittedStep(k, 3 if early else 4, 11 * k, 11 * k + 11,
+                                  0.55 if early else 0.6, 0.55 * k, loss=5.0 - 0.1 * k)
                     for k in range(10 * slot, 10 * slot + 10)
                 ),
                 ledger=(

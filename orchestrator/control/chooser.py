@@ -79,8 +79,15 @@ class Chooser:
         """
         started_s = self.stopwatch()
         found: tuple[Candidate, ...] = ()
+        fallbacks = []
         if not go_on or incumbent_estimate(CostModel(problem), self.rows) is None:
-            found = self.strategy.propose(problem, out_of_time=self._deadline())
+            out_of_time = self._deadline()
+            found = self.strategy.propose(problem, out_of_time=out_of_time)
+            if out_of_time():
+                fallbacks.append(
+                    f"deadline: the best plan of {self.control.plan_deadline_s:g} s of search; "
+                    "control.plan_deadline_s allows more"
+                )
         if treasury.learn(candidate.estimate for candidate in found):
             problem = replace(
                 problem,
@@ -89,6 +96,8 @@ class Chooser:
             )
         cost = CostModel(problem)
         solved = self.assignment.solve(problem, found, self.rows) if found else None
+        if solved and solved.fallback:
+            fallbacks.append(solved.fallback)
         obedient = [c for c in found if broken(cost, self.rows, c) is None]
         if solved:
             obedient.insert(0, solved.candidate)
@@ -102,7 +111,7 @@ class Chooser:
             decision=decision,
             solve_s=self.stopwatch() - started_s,
             marginal_values=solved.shadow_prices if solved else (),
-            fallbacks=(solved.fallback,) if solved and solved.fallback else (),
+            fallbacks=tuple(fallbacks),
         )
 
     def _decide(

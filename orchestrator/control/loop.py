@@ -27,6 +27,8 @@ from orchestrator.core.slot import (
     Outcome,
     OutcomeStatus,
     PlanningProblem,
+    RunEvent,
+    RunEventKind,
     SlotJournal,
     SlotRecord,
 )
@@ -150,7 +152,7 @@ class ControlLoop:
         choice = self._choose(slot)
         if exhausted := self._exhausted(choice.decision, slot):
             return self._finish("budget", exhausted, slot)
-        self._hand_over(choice.decision)
+        self._hand_over(choice)
         self.save(self._state())
         self.backend.apply(choice.decision)
         return self._publish(slot, choice, started_cpu_s)
@@ -168,11 +170,7 @@ class ControlLoop:
         """Estimate, bill, commit and weigh what an observation brought, and book it."""
         running, since = self._decision, self._estimator.cluster
         stragglers, lasting = self._estimator.stragglers, self._estimator.lasting_stragglers
-        if self._first_look and not observation.reports:
-            self._leases.restart_at(
-                observation.next_step
-            )  # that a restored checkpoint goes on with
-        self._first_look = False
+        first_events = self._begin(observation) if self._first_look else ()
         now = self._estimator.update(observation, running.predicted, running.plan)
         steps = self._leases.commit(observation.reports)
         assert self._leases.next_step == observation.next_step, (
@@ -188,10 +186,11 @@ class ControlLoop:
         )
         bill_usd = fsum(entry.usd + entry.egress_usd for entry in entries)
         self._treasury.charge(bill_usd, since, now, running.predicted)
-        self._checkpoint_step = observation.checkpoint_step or self._checkpoint_step
         scribe = self._scribe()
         newly_lasting = [d for d in self._estimator.lasting_stragglers if d not in lasting]
         events = [
+            *first_events,
+            *self._checkpointed(observation.checkpoint_step),
             *scribe.cluster_events(observation.events),
             *scribe.prices(since, now, self._clock),
             *scribe.stragglers(stragglers, self._estimator.stragglers, newly_lasting, now),
@@ -207,6 +206,21 @@ class ControlLoop:
             reports=observation.reports,
             lost=tuple(e.device_id for e in observation.events if isinstance(e, DeviceLost)),
         )
+
+    def _begin(self, observation: Observation) -> tuple[RunEvent, ...]:
+        """Start this life of the run where the backend stands, and say so."""
+        self._first_look = False
+        if not observation.reports:
+            self._leases.restart_at(observation.next_step)  # a restored checkpoint goes on there
+        kind: RunEventKind = "resumed" if self.state else "started"
+        return (self._scribe().note(kind, f"at step {observation.next_step}"),)
+
+    def _checkpointed(self, step: int | None) -> tuple[RunEvent, ...]:
+        """Take note of the newest whole checkpoint; its event when it is new."""
+        if step is None or step == self._checkpoint_step:
+            return ()
+        self._checkpoint_step = step
+        return (self._scribe().note("checkpoint", f"whole; a resumed run goes on at step {step}"),)
 
     def _traffic(self, steps: Sequence[CommittedStep]) -> tuple[Traffic, ...]:
         """Egress of the committed steps and of the change of plan before them."""
@@ -273,14 +287,18 @@ class ControlLoop:
             return f"{CAP_REACHED}: what is left does not pay for another step"
         return None
 
-    def _hand_over(self, decision: Decision) -> None:
+    def _hand_over(self, choice: Choice) -> None:
         """Make the decision the running one and let its plan use samples."""
+        decision, scribe = choice.decision, self._scribe()
+        for fallback in choice.fallbacks:
+            logger.warning("slot %s: fallback: %s", self._slot, fallback)
         logger.info("slot %s: %s", self._slot, decision.reason)
         if self._incumbent is None or decision.plan.generation != self._incumbent.generation:
             self._num_replans += self._incumbent is not None
             self._moving = move_traffic(decision.migration.moves, self._estimator.cluster)
             self._grant(decision.plan)
-        self.book(SlotJournal(events=tuple(self._scribe().decision(decision))))
+        fallbacks = (scribe.note("fallback", fallback) for fallback in choice.fallbacks)
+        self.book(SlotJournal(events=(*fallbacks, *scribe.decision(decision))))
         self._incumbent, self._decision = decision.plan, decision
 
     def _grant(self, plan: Plan) -> None:
@@ -298,7 +316,7 @@ class ControlLoop:
         started_cpu_s = self.cpu_clock()
         manifest = self.backend.checkpoint()
         if manifest:
-            self._checkpoint_step = manifest.step
+            self.book(SlotJournal(events=self._checkpointed(manifest.step)))
         last = self._settle(self.backend.observe())
         resumable = status == "stopped" or (
             status == "budget" and self.options.budget.on_exhausted == "pause"

@@ -1,6 +1,6 @@
 """A small demo cluster and everything a closed loop on a virtual clock needs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -90,6 +90,7 @@ def rehearsal(  # noqa: PLR0913 - a builder names every choice
     billing_speedup: float = 1.0,
     state: ControlState | None = None,
     backend: SimulatedBackend | None = None,
+    stopwatch: Callable[[], float] = lambda: 0.0,
 ) -> Rehearsal:
     """The demo cluster under a budget; ``state`` and ``backend`` continue an earlier one."""
     cluster, model = cluster or demo_cluster(), demo_model()
@@ -130,6 +131,7 @@ def rehearsal(  # noqa: PLR0913 - a builder names every choice
         state=state,
         sinks=(records.append,),
         save=states.append,
+        stopwatch=stopwatch,
     )
     found = Rehearsal(loop, backend, records, states)
     loop.book = found.book

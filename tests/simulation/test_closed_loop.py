@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from itertools import count
 from math import fsum
 
 import pytest
@@ -235,6 +236,7 @@ def test_a_run_resumed_in_a_new_process_keeps_its_plan_its_samples_and_its_money
     state = first.states[-1]
     second = rehearsal(budget=TIGHT, num_samples=8000, state=state)
     resumed = second.loop.tick()
+    assert [run.events[0].kind for run in (first, second)] == ["started", "resumed"]
     assert resumed.slot == first.records[-1].slot + 1
     assert resumed.decision == "keep"
     assert resumed.next_plan == state.plan
@@ -249,6 +251,14 @@ def test_a_run_resumed_in_a_new_process_keeps_its_plan_its_samples_and_its_money
     assert_budget_kept(replace(second, ledger=first.ledger + second.ledger))
 
 
+def test_a_search_that_is_cut_off_is_named_in_the_record_and_the_events() -> None:
+    looks = count()
+    run = rehearsal(budget=RICH, stopwatch=lambda: 10.0 * next(looks)).run(max_slots=1)
+    (fallback,) = run.records[0].fallbacks
+    assert fallback.startswith("deadline: the best plan of 2 s of search")
+    assert [e.detail for e in run.events if e.kind == "fallback"] == [fallback]
+
+
 def test_a_stop_request_finishes_the_step_under_way_and_can_be_resumed() -> None:
     run = rehearsal(budget=RICH).run(max_slots=5)
     before = run.records[-1]
@@ -258,7 +268,7 @@ def test_a_stop_request_finishes_the_step_under_way_and_can_be_resumed() -> None
     assert record.step == before.step + 1
     assert record.reason == "stopped: interrupted"
     assert run.states[-1].checkpoint_step == record.step
-    assert [e.kind for e in run.events][-1] == "stopped"
+    assert [e.kind for e in run.events][-2:] == ["checkpoint", "stopped"]
 
 
 def test_a_lost_device_in_use_ends_the_run_by_its_name_and_forgets_no_dollar() -> None:

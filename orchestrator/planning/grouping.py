@@ -1,6 +1,6 @@
 """Tentative groupings of devices: an order that names cannot influence, first guesses, moves."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -141,55 +141,53 @@ class Roster:
             chains.append(tuple(self._index_of[d] for d in group.device_ids))
         return tuple(sorted(chains))
 
-    def aligned(self, wanted: Mapping[int, range], held: Mapping[str, range]) -> dict[int, int]:
-        """Swap alike devices so that as many layers as possible stay where they are.
+    def aligned(
+        self, wanted: Sequence[Sequence[tuple[int, range]]], held: Mapping[str, tuple[int, range]]
+    ) -> dict[int, int]:
+        """Swap alike devices so that layers, and then partners, stay where they are.
 
         Args:
-            wanted: Layers of each device that will be in use.
-            held: Layers of each device, by id, that is in use now.
+            wanted: Devices and their layers, group by group.
+            held: Group and layers of each device, by id, that is in use now.
 
         Returns:
-            For each key of ``wanted`` the device that takes its place.
+            For each device of ``wanted`` the one that takes its place.
         """
-
-        def overlap(old: int, new: int) -> int:
-            """Twice the layers that stay, and one for a device that is already held."""
-            layers = held.get(self.devices[new].device_id)
-            if layers is None:
-                return 0
-            return 1 + 2 * len(set(layers) & set(wanted[old]))
-
-        by_node: dict[int, list[int]] = {}
-        for device in sorted(wanted):
-            by_node.setdefault(self._node_of[device], []).append(device)
         found: dict[int, int] = {}
-        free = set(range(len(self._node_class)))
-        for node, devices in by_node.items():
-            best: tuple[int, int, dict[int, int]] = (-1, node, {})
-            for target in self._nodes_of_class[self._node_class[node]]:
-                if target not in free:
-                    continue
-                pairs = self._pairs(devices, target, overlap)
-                stays = sum(overlap(old, new) for old, new in pairs.items())
-                if stays > best[0] or (stays == best[0] and target == node):
-                    best = (stays, target, pairs)
-            free.discard(best[1])
-            found.update(best[2])
+        node_to: dict[int, int] = {}
+        for group in wanted:
+            partners: set[int] = set()  # groups that hold the ones chosen so far
+            for device, layers in group:
+                best = max(
+                    self._stand_ins(device, node_to, set(found.values())),
+                    key=lambda other: (
+                        self._stays(held.get(self.devices[other].device_id), layers, partners),
+                        other == device,
+                        -other,
+                    ),
+                )
+                found[device] = best
+                node_to[self._node_of[device]] = self._node_of[best]
+                if here := held.get(self.devices[best].device_id):
+                    partners.add(here[0])
         return found
 
-    def _pairs(
-        self, devices: Sequence[int], node: int, overlap: Callable[[int, int], int]
-    ) -> dict[int, int]:
-        """Devices of one node to devices of ``node``, largest overlap first."""
-        kin = {d: self._kin[node, self._device_class[d]] for d in devices}
-        offers = sorted(
-            (-overlap(old, new), old != new, old, new) for old in devices for new in kin[old]
-        )
-        found: dict[int, int] = {}
-        for _, _, old, new in offers:
-            if old not in found and new not in found.values():
-                found[old] = new
-        return found
+    def _stand_ins(self, device: int, node_to: Mapping[int, int], taken: set[int]) -> list[int]:
+        """Free devices that may take a device's place, given where its node's others went."""
+        node, kind = self._node_of[device], self._device_class[device]
+        nodes = [node_to[node]] if node in node_to else []
+        if not nodes:
+            alike = self._nodes_of_class[self._node_class[node]]
+            nodes = [n for n in alike if n not in node_to.values()]
+        return [d for n in nodes for d in self._kin[n, kind] if d not in taken]
+
+    def _stays(
+        self, here: tuple[int, range] | None, layers: range, partners: set[int]
+    ) -> tuple[int, bool, bool]:
+        """Layers that need not move, and whether a device works on, with its partners or at all."""
+        if here is None:
+            return 0, False, False
+        return len(set(here[1]) & set(layers)), here[0] in partners, True
 
     def unused(self, grouping: Grouping) -> list[int]:
         """Idle devices, one of each set that is alike for this grouping."""

@@ -172,10 +172,11 @@ class SlotCap:
         trials = self._explorer.search(problem, out_of_time, price_of_money_samples_per_usd=0.0)
         best_ratio = max(t.ratio for t in trials)
         for part in (0.25, 0.5, 0.75, 1.0):
-            trials += self._explorer.search(
+            self._explorer.search(
                 problem, out_of_time, price_of_money_samples_per_usd=part * best_ratio
             )
-        within = [t for t in trials if t.estimate.cost_usd_per_s <= problem.budget_usd_per_s]
+        seen = self._explorer.evaluator(problem).seen()
+        within = [t for t in seen if t.estimate.cost_usd_per_s <= problem.budget_usd_per_s]
         best = max(within, key=lambda t: t.estimate.samples_per_s, default=None)
         return candidates_of(problem, [best] if best else [])
 

@@ -119,13 +119,13 @@ def idle_candidate(cost: CostModel) -> Candidate:
 def settled(roster: Roster, trial: Trial, incumbent: Plan | None) -> tuple[Group, ...]:
     """The trial's groups on those of the alike devices that hold their layers already."""
     held = {
-        device_id: stage.layers
-        for group in (incumbent.groups if incumbent else ())
+        device_id: (g, stage.layers)
+        for g, group in enumerate(incumbent.groups if incumbent else ())
         for stage in group.stages
         for device_id in stage.team.device_ids
     }
     index_of = {team.device_ids: d for d, team in enumerate(roster.teams)}
-    wanted = {index_of[s.team.device_ids]: s.layers for g in trial.groups for s in g.stages}
+    wanted = [[(index_of[s.team.device_ids], s.layers) for s in g.stages] for g in trial.groups]
     target = roster.aligned(wanted, held)
     groups = [
         replace(

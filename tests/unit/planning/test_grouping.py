@@ -113,15 +113,38 @@ def test_seeds_hold_data_parallel_one_chain_and_single_devices() -> None:
 def test_alignment_leaves_layers_where_they_are() -> None:
     roster = Roster(demo_cluster())
     index = {d.device_id: i for i, d in enumerate(roster.devices)}
-    wanted = {index["fast-0"]: range(3), index["slow-0"]: range(3, 10)}
-    target = roster.aligned(wanted, {"fast-1": range(3), "slow-1": range(3, 10)})
+    wanted = [[(index["fast-0"], range(3)), (index["slow-0"], range(3, 10))]]
+    target = roster.aligned(wanted, {"fast-1": (0, range(3)), "slow-1": (1, range(3, 10))})
     assert target == {index["fast-0"]: index["fast-1"], index["slow-0"]: index["slow-1"]}
+
+
+def test_alignment_keeps_partners_together_where_layers_do_not_decide() -> None:
+    roster = Roster(demo_cluster())
+    index = {d.device_id: i for i, d in enumerate(roster.devices)}
+    wanted = [
+        [(index["fast-0"], range(5)), (index["mid-0"], range(5, 10))],
+        [(index["fast-1"], range(5)), (index["mid-1"], range(5, 10))],
+    ]
+    held = {
+        "fast-0": (0, range(5)), "mid-1": (0, range(5, 10)),
+        "fast-1": (1, range(5)), "mid-0": (1, range(5, 10)),
+    }  # fmt: skip
+    target = roster.aligned(wanted, held)
+    assert target[index["fast-0"]] == index["fast-0"]
+    assert target[index["mid-0"]] == index["mid-1"]
+
+
+def test_devices_of_one_node_stay_on_one_node() -> None:
+    devices = [make_device(f"d-{i}", node_id=f"n{i // 2}") for i in range(4)]
+    roster = Roster(make_cluster(devices))
+    held = {roster.devices[2].device_id: (0, range(2)), roster.devices[1].device_id: (1, range(2))}
+    target = roster.aligned([[(0, range(2)), (1, range(2, 4))]], held)
+    assert set(target.values()) == {2, 3} or set(target.values()) == {0, 1}
 
 
 def test_alignment_without_history_changes_nothing() -> None:
     roster = Roster(demo_cluster())
-    wanted = {0: range(3), 3: range(3, 10)}
-    assert roster.aligned(wanted, {}) == {0: 0, 3: 3}
+    assert roster.aligned([[(0, range(3)), (3, range(3, 10))]], {}) == {0: 0, 3: 3}
 
 
 def test_plan_with_a_device_that_left_has_no_grouping() -> None:

@@ -20,7 +20,6 @@ from orchestrator.planning.lyapunov import ControlOptions, StragglerOptions, dec
 from orchestrator.planning.queues import (
     Queues,
     overspend_bound_usd,
-    overspend_line_usd,
     penalty_weight,
 )
 from tests.unit.builders import (
@@ -292,7 +291,7 @@ def adversarial_run(seed: int, *, total_usd: float | None, guesses: float) -> li
     """
     rng = np.random.default_rng(seed)
     kappa, budget, horizon_s = 0.05, 2e-3, 5e3
-    line = overspend_line_usd(kappa, budget, horizon_s)
+    line = kappa * budget * horizon_s
     queues, spent, now, incumbent = Queues(), 0.0, 0.0, None
     slot_bill_max, used_s, over = 0.0, SLOT_S, []
     rho = 10.0 * rng.uniform(0.3, 1)

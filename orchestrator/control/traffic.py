@@ -6,7 +6,8 @@ from itertools import pairwise
 
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.model import ModelProfile
-from orchestrator.core.plan import Group, Move, Plan, segments
+from orchestrator.core.plan import Group, Move, Plan
+from orchestrator.planning.sums import list_sums, ring_hops
 from orchestrator.planning.tables import LayerTables
 
 
@@ -60,37 +61,11 @@ def _ring_traffic(
     groups: tuple[Group, ...], cluster: ClusterState, model: ModelProfile
 ) -> list[tuple[str, str, float]]:
     sent = []
-    for size_bytes, owners in _sums(groups, model):
-        ring = sorted(owners, key=lambda d: (cluster.device(d).zone, cluster.device(d).node_id, d))
-        hop_bytes = 2 * (len(ring) - 1) / len(ring) * size_bytes
-        sent += [
-            (source, target, hop_bytes)
-            for source, target in zip(ring, ring[1:] + ring[:1], strict=True)
-        ]
+    for owners, size_bytes in list_sums(groups, LayerTables(model)):
+        devices = [cluster.device(groups[g].stages[s].team.device_ids[0]) for g, s in owners]
+        hop_bytes = 2 * (len(devices) - 1) / len(devices) * size_bytes
+        sent += [(a.device_id, b.device_id, hop_bytes) for a, b in ring_hops(devices)]
     return sent
-
-
-def _sums(groups: tuple[Group, ...], model: ModelProfile) -> list[tuple[float, list[str]]]:
-    """Bytes and owners of every gradient sum: segments without their ties, then the ties."""
-    ties = LayerTables(model).ties
-    sums = []
-    for segment in segments(groups) if len(groups) > 1 else ():
-        layers = range(segment.first_layer, segment.end_layer)
-        tied = sum(size * sum(layer in layers for layer in tie) for tie, size in ties)
-        owned = [group.stages[s].team for group, s in zip(groups, segment.owners, strict=True)]
-        size_bytes = max(
-            sum(model.sizes_of(team.size).param_bytes[layer] for layer in layers) for team in owned
-        )
-        sums.append((size_bytes - tied, [team.device_ids[0] for team in owned]))
-    for tie, size_bytes in ties:
-        holders = [
-            stage.team.device_ids[0]
-            for group in groups
-            for stage in group.stages
-            if any(layer in stage.layers for layer in tie)
-        ]
-        sums.append((size_bytes, holders))
-    return [(size_bytes, owners) for size_bytes, owners in sums if len(owners) > 1]
 
 
 def _charged(sent: Iterable[tuple[str, str, float]], cluster: ClusterState) -> tuple[Traffic, ...]:

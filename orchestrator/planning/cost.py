@@ -79,7 +79,7 @@ class CostModel:
         self._chains: dict[tuple[object, ...], _ChainFigures] = {}
         self._inflight: dict[tuple[object, ...], tuple[Stage, ...]] = {}
         self._figures: dict[tuple[object, ...], _GroupFigures] = {}
-        self._sums = GradientSums(self.tables, self.link, self.device)
+        self._sums = GradientSums(self.tables, problem.cluster)
 
     # Lookups -------------------------------------------------------------------------
 

@@ -1,13 +1,16 @@
 """Gradient sums between groups with different cuts: which there are, their time and cost."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from orchestrator.core.cluster import Device, Link, Team
-from orchestrator.core.plan import Group, segments
+from orchestrator.core.cluster import ClusterState, Device, Team
+from orchestrator.core.plan import Group, Segment, segments
 from orchestrator.core.schedule import list_schedule
 from orchestrator.planning.tables import LayerTables
+
+Owners = tuple[tuple[int, int], ...]
+"""(group, stage) of each that holds the parameters."""
 
 
 class GradientSum(NamedTuple):
@@ -15,7 +18,39 @@ class GradientSum(NamedTuple):
 
     duration_s: float
     egress_usd: float
-    owners: tuple[tuple[int, int], ...]  # (group, stage) of each owner
+    owners: Owners
+
+
+def list_sums(groups: Sequence[Group], tables: LayerTables) -> tuple[tuple[Owners, float], ...]:
+    """Owners and bytes of every sum: segments without their ties in layer order, then ties.
+
+    What has a single owner needs no sum.
+
+    Source: docs/model.md, section 3.6.
+    """
+    found: list[tuple[Owners, float]] = []
+    if len(groups) > 1:
+        for segment in segments(groups):
+            owners = tuple(enumerate(segment.owners))
+            size_bytes = _segment_bytes(groups, tables, segment, owners)
+            if size_bytes > 0:
+                found.append((owners, size_bytes))
+    for layers, size_bytes in tables.ties:
+        owners = tuple(
+            (g, s)
+            for g, group in enumerate(groups)
+            for s, stage in enumerate(group.stages)
+            if any(layer in stage.layers for layer in layers)
+        )
+        if len(owners) > 1:
+            found.append((owners, size_bytes))
+    return tuple(found)
+
+
+def ring_hops(devices: Iterable[Device]) -> tuple[tuple[Device, Device], ...]:
+    """Who sends to whom in a ring all-reduce: ordered by zone, then by node."""
+    order = sorted(devices, key=lambda d: (d.zone, d.node_id, d.device_id))
+    return tuple(zip(order, order[1:] + order[:1], strict=True))
 
 
 class GradientSums:
@@ -24,37 +59,17 @@ class GradientSums:
     Source: docs/model.md, section 3.6.
     """
 
-    def __init__(
-        self,
-        tables: LayerTables,
-        link: Callable[[Team, Team], Link],
-        device: Callable[[Team], Device],
-    ) -> None:
-        self._tables, self._link, self._device = tables, link, device
+    def __init__(self, tables: LayerTables, cluster: ClusterState) -> None:
+        self._tables, self._cluster = tables, cluster
         self._rings: dict[tuple[tuple[str, ...], float], tuple[float, float]] = {}
         self._together: dict[tuple[tuple[tuple[str, ...], int], ...], tuple[float, float]] = {}
 
     def of(self, groups: Sequence[Group]) -> tuple[GradientSum, ...]:
-        """Segments in layer order, then ties; what has a single owner needs no sum."""
-        found: list[GradientSum] = []
-        if len(groups) > 1:
-            for segment in segments(groups):
-                owners = tuple(enumerate(segment.owners))
-                size_bytes = self._segment_bytes(
-                    groups, segment.first_layer, segment.end_layer, owners
-                )
-                if size_bytes > 0:
-                    found.append(self._sum(groups, owners, size_bytes))
-        for layers, size_bytes in self._tables.ties:
-            owners = tuple(
-                (g, s)
-                for g, group in enumerate(groups)
-                for s, stage in enumerate(group.stages)
-                if any(stage.first_layer <= layer < stage.end_layer for layer in layers)
-            )
-            if len(owners) > 1:
-                found.append(self._sum(groups, owners, size_bytes))
-        return tuple(found)
+        """Every sum with its time and cost; see ``list_sums``."""
+        return tuple(
+            self._sum(groups, owners, size_bytes)
+            for owners, size_bytes in list_sums(groups, self._tables)
+        )
 
     def together(self, groups: Sequence[Group]) -> tuple[float, float]:
         """Seconds until the last sum ends when all may start at once, and egress in dollars."""
@@ -81,23 +96,7 @@ class GradientSums:
         )
         return max(finish_s, default=0.0)
 
-    def _segment_bytes(
-        self,
-        groups: Sequence[Group],
-        first: int,
-        end: int,
-        owners: tuple[tuple[int, int], ...],
-    ) -> float:
-        teams = {groups[g].stages[s].team.size for g, s in owners}
-        prefixes = [self._tables.sizes(size).param_bytes for size in teams]
-        total = max(prefix[end] - prefix[first] for prefix in prefixes)
-        for layers, size_bytes in self._tables.ties:
-            total -= size_bytes * sum(first <= layer < end for layer in layers)
-        return total
-
-    def _sum(
-        self, groups: Sequence[Group], owners: tuple[tuple[int, int], ...], size_bytes: float
-    ) -> GradientSum:
+    def _sum(self, groups: Sequence[Group], owners: Owners, size_bytes: float) -> GradientSum:
         teams = [groups[g].stages[s].team for g, s in owners]
         key = (tuple(team.device_ids[0] for team in teams), size_bytes)
         if key not in self._rings:
@@ -105,13 +104,21 @@ class GradientSums:
         return GradientSum(*self._rings[key], owners)
 
     def _ring(self, teams: Sequence[Team], size_bytes: float) -> tuple[float, float]:
-        order = sorted(teams, key=self._place)
-        hops = [self._link(a, b) for a, b in zip(order, order[1:] + order[:1], strict=True)]
-        rounds, chunk = 2 * (len(order) - 1), size_bytes / len(order)
+        devices = [self._cluster.device(team.device_ids[0]) for team in teams]
+        hops = [self._cluster.link(*ends) for ends in ring_hops(devices)]
+        rounds, chunk = 2 * (len(hops) - 1), size_bytes / len(hops)
         slowest = min(hop.rate_bytes_per_s(chunk) for hop in hops)
         duration_s = rounds * (chunk / slowest + max(hop.latency_s for hop in hops))
         return duration_s, rounds * chunk * sum(hop.egress_usd_per_byte for hop in hops)
 
-    def _place(self, team: Team) -> tuple[str, str, str]:
-        device = self._device(team)
-        return device.zone, device.node_id, device.device_id
+
+def _segment_bytes(
+    groups: Sequence[Group], tables: LayerTables, segment: Segment, owners: Owners
+) -> float:
+    first, end = segment.first_layer, segment.end_layer
+    teams = {groups[g].stages[s].team.size for g, s in owners}
+    prefixes = [tables.sizes(size).param_bytes for size in teams]
+    total = max(prefix[end] - prefix[first] for prefix in prefixes)
+    for layers, size_bytes in tables.ties:
+        total -= size_bytes * sum(first <= layer < end for layer in layers)
+    return total

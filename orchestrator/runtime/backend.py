@@ -21,7 +21,7 @@ from orchestrator.core.plan import Move, Plan
 from orchestrator.core.schedule import SCHEDULES
 from orchestrator.core.slot import ClusterEvent, CommittedStep, Decision, Observation, StepReport
 from orchestrator.errors import LostWorkerError
-from orchestrator.runtime.fleet import Fleet, Place
+from orchestrator.runtime.fleet import LINGER_S, Fleet, Place
 from orchestrator.runtime.progress import Meter, committed_step
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.watch import WAKE_S, Watch
@@ -312,7 +312,8 @@ def start_fleet(config: RunConfig, places: Sequence[Place], *, num_threads: int)
     def arguments(place: Place) -> tuple[object, ...]:
         return place.device_id, _log_path(config, place.device_id), num_threads
 
-    return Fleet(WorkerActor, places, arguments)
+    linger_s = min(LINGER_S, config.control.slot_s / 4.0)
+    return Fleet(WorkerActor, places, arguments, linger_s=linger_s)
 
 
 def send_output(config: RunConfig, name: str) -> None:

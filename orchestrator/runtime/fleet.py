@@ -91,6 +91,8 @@ class Fleet:
         actor_class: type,
         places: Sequence[Place],
         arguments: Callable[[Place], tuple[object, ...]],
+        *,
+        linger_s: float = LINGER_S,
     ) -> None:
         """Start every actor; returns before they are up.
 
@@ -99,7 +101,9 @@ class Fleet:
                 ``poll(linger_s)`` News.
             places: One per device, in the order of their ranks.
             arguments: Constructor arguments of the actor at a place.
+            linger_s: How long a worker gathers reports before it sends them.
         """
+        self._linger_s = linger_s
         self.device_ids = tuple(place.device_id for place in places)
         self._members: dict[str, _Member] = {}
         self._kept: list[object] = []
@@ -195,7 +199,7 @@ class Fleet:
             if member.lost is not None:
                 continue
             if member.poll is None:
-                member.poll = member.actor.poll.remote(LINGER_S)
+                member.poll = member.actor.poll.remote(self._linger_s)
                 member.asked_s = time.monotonic()
             refs[member.poll] = device_id
         if not refs:
@@ -227,7 +231,7 @@ class Fleet:
         """
         losses = []
         for device_id, member in self._members.items():
-            silent_s = time.monotonic() - member.asked_s - LINGER_S
+            silent_s = time.monotonic() - member.asked_s - self._linger_s
             if member.lost is None and member.poll is not None and silent_s > longest_s:
                 self.kill(device_id)
                 member.lost = f"it answered nothing for {silent_s:.0f} s and was ended"

@@ -135,6 +135,7 @@ class Head:
             cpu_clock=time.process_time,
         )
         self._say("planning")
+        started_cpu_s = time.process_time()
         try:
             while loop.outcome is None and self._stop_reason is None:
                 loop.tick()
@@ -142,6 +143,8 @@ class Head:
                 loop.end("stopped", str(self._stop_reason))
         finally:
             exporter.close()
+            cpu_s = time.process_time() - started_cpu_s
+            logger.info("the head used %.1f CPU seconds in %s slots", cpu_s, len(self._slots))
         assert loop.outcome is not None, "an ended loop has an outcome"
         return loop.outcome
 

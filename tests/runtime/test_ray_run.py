@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config import RunConfig
+from orchestrator.core.model import Task
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
-from orchestrator.errors import LostWorkerError, UserCodeError
-from orchestrator.runtime.driver import exit_code, run_job
+from orchestrator.errors import ConfigError, LostWorkerError, UserCodeError
+from orchestrator.runtime.driver import Trainer, exit_code, run_job
 from orchestrator.runtime.news import Comparing
 from orchestrator.runtime.session import ray_session
+from tests.runtime.models import mlp
 from tests.runtime.reference import train_alone
 from workers.worker import WorkerSpec
 
@@ -191,6 +193,31 @@ def test_an_error_of_the_users_comes_with_the_users_traceback(tmp_path: Path) ->
     assert "/workers/" not in raised.value.user_traceback
     result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
     assert result["status"] == "user_error"
+
+
+def test_a_script_trains_a_function_of_its_own_and_hears_of_every_step(tmp_path: Path) -> None:
+    steps: list[int] = []
+    slots: list[SlotRecord] = []
+    trainer = Trainer(
+        mlp,
+        config(tmp_path, task="nowhere:task", steps=8),
+        on_step=lambda step: steps.append(step.step),
+        on_slot=slots.append,
+    )
+    result = trainer.fit()
+    assert result.error is None
+    assert result.metrics["status"] == "finished"
+    assert steps == list(range(8))
+    assert slots[-1].samples == 64
+    assert result.checkpoint == f"{result.path}/checkpoints/step-000008"
+
+
+def test_a_task_that_workers_cannot_import_is_refused(tmp_path: Path) -> None:
+    def hidden() -> Task:
+        return mlp()
+
+    with pytest.raises(ConfigError, match="hidden lies inside another function"):
+        Trainer(hidden, config(tmp_path))
 
 
 def test_a_device_that_slows_down_is_named_and_planned_around(tmp_path: Path) -> None:

@@ -74,8 +74,13 @@ class SlotAssignment:
             rows: The user's limits.
         """
         cost = CostModel(problem)
+
+        def score(candidate: Candidate) -> float:
+            """J at this problem's V' and Q: candidates may have been found at others."""
+            return cost.score(candidate.estimate)
+
         idle = next(c for c in candidates if c.plan.is_idle)
-        ranked = sorted((c for c in candidates if not c.plan.is_idle), key=lambda c: -c.score)
+        ranked = sorted((c for c in candidates if not c.plan.is_idle), key=score, reverse=True)
         obedient = [c for c in ranked if broken(cost, rows, c) is None]
         best = obedient[0] if obedient else idle
         # Others may obey with other shares, but what obeys already must not miss its place.
@@ -88,12 +93,12 @@ class SlotAssignment:
         if shape not in self._programs:
             self._programs[shape] = _Program(*shape)
         try:
-            found = self._programs[shape].best(tables, rows, best.score, self._time_limit_s)
+            found = self._programs[shape].best(tables, rows, score(best), self._time_limit_s)
         except SolverError as error:
             return AssignmentResult(best, fallback=f"assignment: {error}")
         if found is not None:
             dealt = _dealt(cost, running[found[0]], found[1])
-            if broken(cost, rows, dealt) is None and dealt.score > best.score:
+            if broken(cost, rows, dealt) is None and score(dealt) > score(best):
                 best = dealt
         if best.plan.is_idle:
             row = broken(cost, rows, running[0])

@@ -165,3 +165,10 @@ def test_problem_is_compiled_once_for_a_shape() -> None:
     assignment.solve(dear, (as_candidate(dear, both.plan), as_candidate(dear, one.plan), IDLE), ())
     assert assignment._programs == programs
     assert next(iter(programs.values()))._problem.is_dcp(dpp=True)
+
+
+def test_scores_of_another_price_of_money_do_not_mislead() -> None:
+    problem, uneven = data_parallel((1.0, 1.0), (11, 1))
+    boasting = replace(uneven, score=1e9)
+    solved = SlotAssignment(5.0).solve(problem, (boasting, IDLE), ())
+    assert [g.num_samples for g in solved.candidate.plan.groups] == [6, 6]

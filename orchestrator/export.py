@@ -8,11 +8,8 @@ from dataclasses import dataclass
 
 from orchestrator import storage
 from orchestrator.control.persistence import CheckpointStore
-from orchestrator.core.durable import CheckpointManifest
+from orchestrator.core.durable import STATE_DICT_KEY, CheckpointManifest
 from orchestrator.errors import ConfigError
-
-NAMES_KEY = "state_dict"
-"""Metadata of a layer's file: a JSON object, name in the user's model -> tensor of the file."""
 
 _ALIGNMENT = 8  # of the data, as safetensors asks for
 _DTYPE_BITS = re.compile(r"\d+")
@@ -67,7 +64,8 @@ def _tensors(store: CheckpointStore, manifest: CheckpointManifest) -> Iterator[_
             )
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
-        names: Mapping[str, str] = json.loads(header.pop("__metadata__", {}).get(NAMES_KEY, "{}"))
+        told = header.pop("__metadata__", {})
+        names: Mapping[str, str] = json.loads(told.get(STATE_DICT_KEY, "{}"))
         body = memoryview(data)[8 + length :]
         for name, key in names.items():
             entry = header[key]

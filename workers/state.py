@@ -11,7 +11,13 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
 
 from orchestrator import storage
-from orchestrator.core.durable import CheckpointFile, CheckpointManifest
+from orchestrator.core.durable import (
+    CHECKPOINTS,
+    STATE_DICT_KEY,
+    CheckpointFile,
+    CheckpointManifest,
+    checkpoint_name,
+)
 from orchestrator.errors import ConfigError
 from workers.splitting import SplitModel
 
@@ -208,7 +214,7 @@ def load_weights(model: SplitModel, url: str) -> None:
 
 def checkpoint_folder(run_url: str, step: int) -> str:
     """Folder of the checkpoint from which ``step`` is the next to run."""
-    return storage.join(run_url, "checkpoints", f"step-{step:06d}")
+    return storage.join(run_url, CHECKPOINTS, checkpoint_name(step))
 
 
 def save_layer(
@@ -225,7 +231,7 @@ def save_layer(
     path = f"layer-{layer:03d}.safetensors"
     data = save_safetensors(
         {key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()},
-        metadata={"state_dict": json.dumps(state_keys or {})},
+        metadata={STATE_DICT_KEY: json.dumps(state_keys or {})},
     )
     storage.write_bytes(storage.join(folder, path), data)
     return CheckpointFile(layer, path, len(data), hashlib.sha256(data).hexdigest())

@@ -91,7 +91,7 @@ class Chooser:
         if treasury.learn(candidate.estimate for candidate in found):
             problem = replace(
                 problem,
-                penalty_weight=treasury.weight,
+                penalty_weight=treasury.penalty_weight,
                 backlog_usd=treasury.queues.backlog_usd,
             )
         cost = CostModel(problem)

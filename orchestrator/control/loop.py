@@ -10,7 +10,7 @@ from orchestrator.control.backend import Backend
 from orchestrator.control.chooser import CAP_REACHED, Choice, Chooser, incumbent_estimate
 from orchestrator.control.leases import LeaseBook
 from orchestrator.control.ledger import Ledger
-from orchestrator.control.records import Clock, Scribe, Settled, Standing, make_record
+from orchestrator.control.records import Clock, Scribe, Settled, Totals, make_record
 from orchestrator.control.recovery import FailureOptions, judge
 from orchestrator.control.traffic import Traffic, move_traffic, step_traffic
 from orchestrator.control.treasury import Treasury
@@ -265,7 +265,7 @@ class ControlLoop:
             schedules=tuple(s for s in options.training.schedules if s in can.schedules),
             max_team=min(options.control.max_team, can.max_team),
             overlap=options.training.overlap and can.overlap,
-            penalty_weight=self._treasury.weight,
+            penalty_weight=self._treasury.penalty_weight,
             backlog_usd=self._treasury.queues.backlog_usd,
             budget_usd_per_s=self._treasury.budget_usd_per_s,
             incumbent=self._incumbent,
@@ -342,7 +342,7 @@ class ControlLoop:
             plan=plan,
             time_s=cluster.now_s,
             backlog_usd=treasury.queues.backlog_usd,
-            penalty_weight=treasury.weight,
+            penalty_weight=treasury.penalty_weight,
             best_ratio_samples_per_usd=treasury.best_ratio_samples_per_usd,
             spent_usd=self._ledger.spent_usd,
             num_ledger_entries=self._ledger.num_entries,
@@ -358,13 +358,13 @@ class ControlLoop:
 
     def _publish(self, slot: Settled, choice: Choice, started_cpu_s: float) -> SlotRecord:
         treasury, cluster = self._treasury, self._estimator.cluster
-        standing = Standing(
+        totals = Totals(
             slot=self._slot,
             cluster=cluster,
             next_step=self._leases.next_step,
             samples=self._leases.samples_committed,
             backlog_usd=treasury.queues.backlog_usd,
-            penalty_weight=treasury.weight,
+            penalty_weight=treasury.penalty_weight,
             spent_usd=self._ledger.spent_usd,
             budget_usd=treasury.budget_usd_per_s * cluster.now_s,
             overspend_bound_usd=treasury.overspend_bound_usd,
@@ -372,7 +372,7 @@ class ControlLoop:
             price_age_s=self._estimator.price_age_s,
             control_cpu_s=self.cpu_clock() - started_cpu_s,
         )
-        record = make_record(slot, choice, standing, self._clock)
+        record = make_record(slot, choice, totals, self._clock)
         for sink in self.sinks:
             sink(record)
         self._slot += 1

@@ -7,7 +7,13 @@ from dataclasses import replace
 from typing import Literal
 
 from orchestrator import storage
-from orchestrator.core.durable import CheckpointManifest, ControlState, LedgerEntry
+from orchestrator.core.durable import (
+    CHECKPOINTS,
+    CheckpointManifest,
+    ControlState,
+    LedgerEntry,
+    checkpoint_name,
+)
 from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal
 
 RecordName = Literal["slots", "steps", "ledger", "events"]
@@ -103,12 +109,12 @@ class CheckpointStore:
     """The checkpoints of one run. One without a manifest does not exist."""
 
     def __init__(self, run_url: str, *, keep_checkpoints: int = 2) -> None:
-        self._url = storage.join(run_url, "checkpoints")
+        self._url = storage.join(run_url, CHECKPOINTS)
         self._keep = keep_checkpoints
 
     def url(self, step: int, *parts: str) -> str:
         """Folder of the checkpoint that goes on with ``step``, or a file in it."""
-        return storage.join(self._url, f"step-{step:06d}", *parts)
+        return storage.join(self._url, checkpoint_name(step), *parts)
 
     def write_manifest(self, manifest: CheckpointManifest) -> None:
         """Make a checkpoint exist, then remove the oldest ones beyond ``keep_checkpoints``.

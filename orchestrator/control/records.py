@@ -73,7 +73,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Totals:
     """What the run has come to at the end of a slot."""
 
     slot: int
@@ -90,14 +90,14 @@ class Standing:
     control_cpu_s: float
 
 
-def make_record(slot: Settled, choice: "Choice", standing: Standing, clock: Clock) -> SlotRecord:
+def make_record(slot: Settled, choice: "Choice", totals: Totals, clock: Clock) -> SlotRecord:
     """The slot that ended, and what was decided at its end, in the units of the user's edge."""
-    decision, cluster = choice.decision, standing.cluster
+    decision, cluster = choice.decision, totals.cluster
     newest = slot.steps[-1] if slot.steps else None
     return SlotRecord(
-        slot=standing.slot,
+        slot=totals.slot,
         time_s=clock.billed_s(cluster.now_s),
-        step=standing.next_step,
+        step=totals.next_step,
         generation=slot.plan.generation,
         decision=decision.kind,
         reason=decision.reason,
@@ -105,29 +105,29 @@ def make_record(slot: Settled, choice: "Choice", standing: Standing, clock: Cloc
         next_plan=decision.plan,
         predicted=predicted_rates(slot.predicted, clock),
         measured=measured_rates(slot, clock),
-        backlog_usd=standing.backlog_usd,
-        penalty_weight=standing.penalty_weight,
-        price_of_money_samples_per_usd=standing.backlog_usd / standing.penalty_weight,
+        backlog_usd=totals.backlog_usd,
+        penalty_weight=totals.penalty_weight,
+        price_of_money_samples_per_usd=totals.backlog_usd / totals.penalty_weight,
         marginal_values=choice.marginal_values,
-        spent_usd=standing.spent_usd,
-        budget_usd=standing.budget_usd,
-        overspend_bound_usd=standing.overspend_bound_usd,
+        spent_usd=totals.spent_usd,
+        budget_usd=totals.budget_usd,
+        overspend_bound_usd=totals.overspend_bound_usd,
         solve_s=choice.solve_s,
         migration_s=decision.migration.pause_s,
         moved_bytes=sum(move.size_bytes for move in decision.migration.moves),
-        control_cpu_s=standing.control_cpu_s,
-        devices=device_views(cluster, decision.plan, slot.lost, standing.stragglers, clock),
+        control_cpu_s=totals.control_cpu_s,
+        devices=device_views(cluster, decision.plan, slot.lost, totals.stragglers, clock),
         loss=newest.loss if newest else None,
         grad_norm=newest.grad_norm if newest else None,
         lr=newest.lr if newest else 0.0,
-        samples=standing.samples,
+        samples=totals.samples,
         num_late=sum(report.num_late for report in slot.reports),
         num_operations=sum(report.num_operations for report in slot.reports),
-        stragglers=standing.stragglers,
+        stragglers=totals.stragglers,
         fallbacks=choice.fallbacks,
         group_step_s=group_step_s(slot),
         bubble_ratio=bubble_ratio(slot),
-        price_age_s=standing.price_age_s,
+        price_age_s=totals.price_age_s,
     )
 
 

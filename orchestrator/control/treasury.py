@@ -44,12 +44,13 @@ class Treasury:
         self._horizon_s = budget.weight_horizon_hours * 3600.0 / billing_speedup
         self.queues = Queues()
         self.best_ratio_samples_per_usd = 0.0
-        self.weight = control.penalty_weight or 1.0  # any V ranks alike while nothing is owed
+        # While nothing is owed any V ranks alike.
+        self.penalty_weight = control.penalty_weight or 1.0
         self.slot_bill_max_usd = self.budget_usd_per_s * control.slot_s
         if state:
             self.queues = Queues(state.backlog_usd, state.forgiven_usd)
             self.best_ratio_samples_per_usd = state.best_ratio_samples_per_usd
-            self.weight = state.penalty_weight
+            self.penalty_weight = state.penalty_weight
             self.slot_bill_max_usd = state.slot_bill_max_usd
 
     def learn(self, estimates: Iterable[StepEstimate]) -> bool:
@@ -63,19 +64,19 @@ class Treasury:
             return False
         first, self.best_ratio_samples_per_usd = self.best_ratio_samples_per_usd == 0, best
         if self._control.penalty_weight is None:
-            old = self.weight
-            self.weight = penalty_weight(
+            old = self.penalty_weight
+            self.penalty_weight = penalty_weight(
                 self._control.kappa_ratio, self.budget_usd_per_s, self._horizon_s, best
             )
             if not first:
-                self.queues = self.queues.rescaled(old, self.weight)
-        logger.info("best ratio is now %.6g samples/$, V %.6g $^2/sample", best, self.weight)
+                self.queues = self.queues.rescaled(old, self.penalty_weight)
+        logger.info("best ratio now %.6g samples/$, V %.6g $^2/sample", best, self.penalty_weight)
         return True
 
     @property
     def line_usd(self) -> float:
         """``V rho_hat``: above ``b t`` by more than this, only idling is allowed."""
-        return self.weight * RATIO_HEADROOM * self.best_ratio_samples_per_usd
+        return self.penalty_weight * RATIO_HEADROOM * self.best_ratio_samples_per_usd
 
     def charge(
         self, bill_usd: float, since: ClusterState, now: ClusterState, running: StepEstimate

@@ -45,6 +45,18 @@ class LedgerEntry:
     estimated: bool = False
 
 
+CHECKPOINTS = "checkpoints"
+"""Folder of a run's checkpoints."""
+
+STATE_DICT_KEY = "state_dict"
+"""Metadata of a layer's file: a JSON object, name in the user's model -> tensor of the file."""
+
+
+def checkpoint_name(step: int) -> str:
+    """Folder of the checkpoint from which ``step`` is the next to run, below ``CHECKPOINTS``."""
+    return f"step-{step:06d}"
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointFile:
     """One layer's file in a checkpoint; ``path`` is relative to the checkpoint."""

@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from orchestrator.control.persistence import CheckpointStore
-from orchestrator.core.durable import CheckpointFile, CheckpointManifest
+from orchestrator.core.durable import STATE_DICT_KEY, CheckpointFile, CheckpointManifest
 from orchestrator.errors import ConfigError
-from orchestrator.export import NAMES_KEY, export_weights
+from orchestrator.export import export_weights
 from orchestrator.storage import write_bytes
 
 WEIGHT, BIAS = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([7, 8], dtype=np.int64)
@@ -30,7 +30,7 @@ def write_checkpoint(run_dir: Path, step: int, scale: float = 1.0) -> Checkpoint
     ):
         arrays = {"param/weight": WEIGHT * np.float32(scale), "optim/weight/exp_avg": WEIGHT}
         arrays |= {"buffer/flag": FLAG} if layer == 0 else {"param/bias": BIAS}
-        data = save(arrays, metadata={NAMES_KEY: json.dumps(names)})
+        data = save(arrays, metadata={STATE_DICT_KEY: json.dumps(names)})
         path = f"layer-{layer:03d}.safetensors"
         write_bytes(store.url(step, path), data)
         files.append(CheckpointFile(layer, path, len(data), hashlib.sha256(data).hexdigest()))

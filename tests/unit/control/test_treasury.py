@@ -22,7 +22,7 @@ def test_the_weight_follows_from_kappa_budget_horizon_and_the_best_ratio() -> No
     treasury = Treasury(BUDGET, CONTROL)
     assert treasury.learn([running(10.0, 0.01), running(5.0, 0.05), IDLE_ESTIMATE])
     assert treasury.best_ratio_samples_per_usd == pytest.approx(1000.0)
-    assert treasury.weight == pytest.approx(1.8 / 1200)
+    assert treasury.penalty_weight == pytest.approx(1.8 / 1200)
     assert treasury.line_usd == pytest.approx(1.8)
 
 
@@ -31,10 +31,10 @@ def test_a_better_ratio_moves_weight_and_backlog_but_not_the_price_of_money() ->
     treasury.learn([running(10.0, 0.01)])
     later = replace(CLUSTER, now_s=60.0)
     treasury.charge(0.6, CLUSTER, later, running(10.0, 0.01))
-    price = treasury.queues.backlog_usd / treasury.weight
+    price = treasury.queues.backlog_usd / treasury.penalty_weight
     assert not treasury.learn([running(9.0, 0.01)])
     assert treasury.learn([running(20.0, 0.01)])
-    assert treasury.queues.backlog_usd / treasury.weight == pytest.approx(price)
+    assert treasury.queues.backlog_usd / treasury.penalty_weight == pytest.approx(price)
     assert treasury.line_usd == pytest.approx(1.8)
 
 

@@ -1,5 +1,6 @@
 """The task is found without importing it."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def test_a_callable_that_is_there_is_found_without_running_its_module(
     folder: Path, path: str, arguments: dict[str, object]
 ) -> None:
     find_task(path, arguments, folder)
+    assert path.partition(":")[0] not in sys.modules
 
 
 @pytest.mark.parametrize(

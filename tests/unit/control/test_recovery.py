@@ -58,3 +58,5 @@ def test_the_first_error_that_is_not_lost_contact_is_the_cause() -> None:
 def test_an_unused_device_may_leave_and_a_new_one_may_come() -> None:
     events = (DeviceLost("c-0", "gone"), DeviceJoined(make_device("d-0")))
     judge(events, in_use={"a-0"}, checkpoint_step=None)
+    with pytest.raises(LostWorkerError, match="device c-0 is gone"):
+        judge(events, in_use={"a-0", "c-0"}, checkpoint_step=None)

@@ -22,7 +22,7 @@ from orchestrator.core.model import (
 from workers.data import SampleSource, first_input
 from workers.failures import user_code
 from workers.splitting import SplitModel, sample_randomness
-from workers.stage import to_device
+from workers.stage import SavedBytes, autocast, to_device
 from workers.update import make_optimizer
 
 MIN_REPEATS, MAX_REPEATS = 7, 60
@@ -144,12 +144,12 @@ class _Bench:
         told = size == self.sizes[0]
         for index in range(len(self._model.layers)):
             self._inputs[index, size] = value
-            watch = _Stash(self._model.layers) if told else None
+            saved = SavedBytes(self._model.layers) if told else None
             counter = FlopCounterMode(display=False) if told else nullcontext()
-            with counter, watch.hooks() if watch else nullcontext():
+            with counter, saved.counting() if saved else nullcontext():
                 value, _ = self._forward(index, size, _detached(value))
-            if watch is not None and isinstance(counter, FlopCounterMode):
-                self.stash_bytes.append(watch.num_bytes)
+            if saved is not None and isinstance(counter, FlopCounterMode):
+                self.stash_bytes.append(saved.total)
                 self.flop.append(counter.get_total_flops())
                 self.outputs[index] = value
             value = _detached(value)
@@ -169,8 +169,7 @@ class _Bench:
         return value, [root for root in roots if root.requires_grad]
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self._options.precision)
-        return torch.autocast(self._device.type, dtype=dtype) if dtype else nullcontext()
+        return autocast(self._options.precision, self._device)
 
     def measure(self) -> tuple[dict[tuple[int, int], _Seconds], dict[int, float]]:
         """Medians: (layer, size) to (forward_s, backward_s), and layer to update_s."""
@@ -259,25 +258,3 @@ class _Bench:
         kept = [t for state in optimizer.state.values() for t in state.values()]
         state_bytes = sum(_nbytes(t) for t in kept if torch.is_tensor(t))
         return median(taken), state_bytes, sum(_nbytes(copy) for copy in copies)
-
-
-class _Stash:
-    """Bytes that autograd keeps for backward: each storage once, without parameters and buffers."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        own = [t for layer in layers for t in (*layer.parameters(), *layer.buffers())]
-        self._own = {t.untyped_storage().data_ptr() for t in own}
-        self._kept: dict[int, int] = {}
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(self._kept.values())
-
-    def _pack(self, saved: Tensor) -> Tensor:
-        storage = saved.untyped_storage()
-        if storage.data_ptr() not in self._own:
-            self._kept[storage.data_ptr()] = storage.nbytes()
-        return saved.detach()
-
-    def hooks(self) -> AbstractContextManager[Any]:
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda saved: saved)

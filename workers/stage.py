@@ -1,7 +1,7 @@
 """The layers of one stage: microbatches forward and backward, and what passes the borders."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,36 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(to_device(item, device) for item in value)
     return value
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+    """What a layer, or the loss, runs in at this precision."""
+    dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+class SavedBytes:
+    """Counts what autograd keeps for backward: each storage once, without the layers' own state."""
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        own = (t for layer in layers for t in (*layer.parameters(), *layer.buffers()))
+        self._own = {tensor.untyped_storage().data_ptr() for tensor in own}
+        self._kept: dict[int, int] = {}
+
+    @property
+    def total(self) -> int:
+        """Bytes kept by what ran inside ``counting``."""
+        return sum(self._kept.values())
+
+    def counting(self) -> AbstractContextManager[Any]:
+        """Looks at every saved tensor of what runs inside."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda saved: saved)
+
+    def _pack(self, saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        if storage.data_ptr() not in self._own:
+            self._kept[storage.data_ptr()] = storage.nbytes()
+        return saved.detach()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,29 +222,18 @@ class Stage:
     def _span(self) -> str:
         return f"{self.work.first_layer} to {self.work.first_layer + len(self.work.layers) - 1}"
 
-    def _autocast(self) -> Any:
+    def _autocast(self) -> AbstractContextManager[Any]:
         # One context a layer: the casts of a weight are then shared, or not, whatever the cuts.
-        if self.work.precision == "fp32":
-            return nullcontext()
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.work.precision]
-        return torch.autocast(self.work.device.type, dtype=dtype)
+        return autocast(self.work.precision, self.work.device)
 
     @contextmanager
     def _measured(self, key: tuple, kept: _Kept) -> Iterator[None]:
         # Looking at every saved tensor costs time: only the first microbatch of a shape is.
         if key not in self._stash_bytes:
-            storages: dict[int, int] = {}
-            own = {p.untyped_storage().data_ptr() for m in self.work.layers for p in m.parameters()}
-
-            def pack(saved: Tensor) -> Tensor:
-                storage = saved.untyped_storage()
-                if storage.data_ptr() not in own:
-                    storages[storage.data_ptr()] = storage.nbytes()
-                return saved.detach()
-
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            saved = SavedBytes(self.work.layers)
+            with saved.counting():
                 yield
-            self._stash_bytes[key] = sum(storages.values())
+            self._stash_bytes[key] = saved.total
         else:
             yield
         kept.stash_bytes += self._stash_bytes[key]

@@ -21,7 +21,7 @@ class Task:
     layers: Any
     loss: Callable[[Any, Any], tuple[Any, Any]]
     dataset: Any
-    eval_dataset: Any = None
+    eval_dataset: Any = None  # nothing evaluates it in this version
     collate: Callable[[list[Any]], Any] | None = None
 
 

@@ -180,7 +180,7 @@ class Exporter:
         self.address = (host, int(self._server.server_port))
         """Host and port it listens on."""
         if self.address[1] != port:
-            logger.info("metrics: port %s was not free; using %s", port, self.address[1])
+            logger.info("metrics: listening on port %s instead of %s", self.address[1], port)
 
     def write_discovery(self, url: str) -> None:
         """Write a file for Prometheus' ``file_sd_configs`` that names this exporter."""

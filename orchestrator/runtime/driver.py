@@ -75,8 +75,18 @@ def run_job(
     done = open_folder(config, resume)
     if done is not None:
         return done
-    with ray_session(sum(offer.count for offer in config.cluster.offers)):
-        return _run_head(config, view, comparing)
+    signals = _StopSignals()
+    num_devices = sum(offer.count for offer in config.cluster.offers)
+    try:
+        with signals.caught(), ray_session(num_devices):
+            signals.catch()  # again: ray.init has put a handler of its own in place for SIGTERM
+            return _run_head(config, view, comparing, signals)
+    except SystemExit as end:
+        if end.code != signal.SIGTERM:
+            raise
+        # Ray's own handler, while ray.init was under way.
+        reason = f"stopped by {signal.SIGTERM.name} before the first step"
+        return Outcome("stopped", reason, resumable=True)
 
 
 def exit_code(outcome: Outcome) -> int:
@@ -229,24 +239,30 @@ class _Callbacks:
 # The head and this process --------------------------------------------------------------
 
 
-def _run_head(config: RunConfig, view: View | None, comparing: Comparing | None) -> Outcome:
+def _run_head(
+    config: RunConfig, view: View | None, comparing: Comparing | None, signals: "_StopSignals"
+) -> Outcome:
+    if signals.seen:
+        return Outcome("stopped", f"{signals.reason} before the first step", resumable=True)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # No restart: a head that comes back alone has no workers. Threads: the loop, and answers.
     options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 4, "scheduling_strategy": here}
     shell: Any = ray.remote(**options)(HeadActor)  # type: ignore[call-overload]  # partly typed
     head = shell.remote(config, str(Path.cwd()))
     try:
-        with _stop_signals(head) as signals:
-            return _follow(head, head.run.remote(comparing), view, signals)
+        running = head.run.remote(comparing)
+        signals.stop_with(head.stop.remote)
+        return _follow(head, running, view, signals)
     finally:
+        signals.stop_with(None)
         ray.kill(head)
 
 
-def _follow(head: Any, running: Any, view: View | None, signals: list[str]) -> Outcome:
+def _follow(head: Any, running: Any, view: View | None, signals: "_StopSignals") -> Outcome:
     """Pass the head's news on until its run ends, or until a second signal came."""
     cursor, asked = NO_CURSOR, None
     try:
-        while len(signals) < 2:
+        while len(signals.seen) < 2:
             asked = asked or head.status.remote(cursor)
             ready, _ = ray.wait([running, asked], timeout=NEWS_S)
             if asked in ready:
@@ -268,7 +284,7 @@ def _follow(head: Any, running: Any, view: View | None, signals: list[str]) -> O
             "the head process was killed; workers ended with it, and the same command resumes "
             "from the newest checkpoint"
         ) from None
-    reason = f"stopped by {signals[0]}, then at once by {signals[1]}"
+    reason = f"{signals.reason}, then at once by {signals.seen[1]}"
     return Outcome("stopped", reason, resumable=True)
 
 
@@ -284,26 +300,55 @@ def _tell(news: HeadNews, view: View | None) -> Cursor:
     return news.cursor
 
 
-@contextmanager
-def _stop_signals(head: Any) -> Iterator[list[str]]:
-    """Inside the block, SIGINT and SIGTERM ask the head to stop; yields the names that came.
+class _StopSignals:
+    """SIGINT and SIGTERM, noted and passed on as a wish to stop.
 
-    The handler raises nothing: it may run inside Ray's own code. Entered after ``ray.init``,
-    which installs a handler of its own for SIGTERM.
+    The handler raises nothing: it may run inside Ray's own code, which does not survive that.
     """
-    seen: list[str] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield seen  # Python hands signals to the main thread only
-        return
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        seen.append(signal.Signals(number).name)
-        if len(seen) == 1:
-            head.stop.remote(f"stopped by {seen[0]}")
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self._stop: Callable[[str], object] | None = None
 
-    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield seen
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+    @property
+    def reason(self) -> str:
+        """Why the run stops, as one line."""
+        return f"stopped by {self.seen[0]}"
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Catch both inside the block; other handlers are back at its end."""
+        if not _is_main_thread():
+            yield  # Python hands signals to the main thread only
+            return
+        old = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+        self.catch()
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def catch(self) -> None:
+        """Put the handler in place."""
+        if _is_main_thread():
+            for number in _STOP_SIGNALS:
+                signal.signal(number, self._note)
+
+    def stop_with(self, stop: Callable[[str], object] | None) -> None:
+        """Call ``stop`` with the reason at the first signal, or now if one has come already."""
+        self._stop = stop
+        if stop is not None and self.seen:
+            stop(self.reason)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.seen.append(signal.Signals(number).name)
+        if self._stop is not None and len(self.seen) == 1:
+            self._stop(self.reason)
+
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -95,7 +95,8 @@ class Chooser:
                 backlog_usd=treasury.queues.backlog_usd,
             )
         cost = CostModel(problem)
-        solved = self.assignment.solve(problem, found, self.rows) if found else None
+        deals = found and self.strategy.deals_shares
+        solved = self.assignment.solve(problem, found, self.rows) if deals else None
         if solved and solved.fallback:
             fallbacks.append(solved.fallback)
         obedient = [c for c in found if broken(cost, self.rows, c) is None]

@@ -109,6 +109,8 @@ class Fixed:
     Source: docs/model.md, section 7.
     """
 
+    deals_shares = False
+
     def __init__(self, recipe: Callable[[CostModel], Groups]) -> None:
         self._recipe = recipe
 
@@ -125,6 +127,8 @@ class Fixed:
 class DoNothing:
     """Idles."""
 
+    deals_shares = False
+
     def propose(self, problem: PlanningProblem, *, out_of_time: OutOfTime) -> tuple[Candidate, ...]:
         """Idle alone; see ``Strategy``."""
         return (idle_candidate(CostModel(problem)),)
@@ -132,6 +136,8 @@ class DoNothing:
 
 class Greedy:
     """The fastest plan, whatever it costs; only the guards hold it back."""
+
+    deals_shares = True
 
     def __init__(self) -> None:
         self._explorer = Explorer()
@@ -144,6 +150,8 @@ class Greedy:
 
 class Cheapest:
     """The plan with most samples per dollar, at any speed."""
+
+    deals_shares = True
 
     def __init__(self) -> None:
         self._explorer = Explorer()
@@ -163,6 +171,8 @@ class Cheapest:
 
 class SlotCap:
     """The fastest plan that costs no more than the budget's rate in this very slot."""
+
+    deals_shares = True
 
     def __init__(self) -> None:
         self._explorer = Explorer()
@@ -188,6 +198,8 @@ class Static:
         rebalance: Whether its shares follow the speed of the devices.
     """
 
+    deals_shares = False
+
     def __init__(self, *, rebalance: bool) -> None:
         self._rebalance, self._explorer = rebalance, Explorer()
         self._plan: Plan | None = None
@@ -209,6 +221,8 @@ class Static:
 
 class OnDemand:
     """The joint planner without spot devices."""
+
+    deals_shares = True
 
     def __init__(self) -> None:
         self._explorer = Explorer()

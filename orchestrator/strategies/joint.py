@@ -10,6 +10,8 @@ class Joint:
     Source: docs/model.md, section 5.
     """
 
+    deals_shares = True
+
     def __init__(self) -> None:
         self._explorer = Explorer()
 

@@ -12,6 +12,10 @@ from orchestrator.strategies.joint import Joint
 class Strategy(Protocol):
     """A way to choose plans. Same problem, same candidates."""
 
+    @property
+    def deals_shares(self) -> bool:
+        """Whether the slot's assignment may deal shares anew; False: they are its very idea."""
+
     def propose(
         self, problem: PlanningProblem, *, out_of_time: Callable[[], bool]
     ) -> tuple[Candidate, ...]:

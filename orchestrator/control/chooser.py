@@ -12,7 +12,7 @@ from orchestrator.planning.constraints import Row, broken
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 from orchestrator.planning.guards import LedgerView
-from orchestrator.planning.lyapunov import ControlOptions, decide
+from orchestrator.planning.lyapunov import ControlOptions, Incumbent, decide
 
 if TYPE_CHECKING:
     from orchestrator.planning.assignment import SlotAssignment
@@ -64,7 +64,13 @@ class Chooser:
                 return
 
     def choose(
-        self, problem: PlanningProblem, treasury: Treasury, ledger: LedgerView, *, go_on: bool
+        self,
+        problem: PlanningProblem,
+        treasury: Treasury,
+        ledger: LedgerView,
+        *,
+        expected: StepEstimate,
+        go_on: bool,
     ) -> Choice:
         """Search, assign, decide.
 
@@ -72,6 +78,7 @@ class Chooser:
             problem: The slot.
             treasury: Learns rho from what the search finds; V and Q of the decision are its.
             ledger: The money.
+            expected: What the incumbent was predicted to take until now.
             go_on: Keep to the incumbent if it may run: the loop has only been restarted.
 
         Raises:
@@ -102,10 +109,10 @@ class Chooser:
         obedient = [c for c in found if broken(cost, self.rows, c) is None]
         if solved:
             obedient.insert(0, solved.candidate)
-        decision = self._decide(cost, obedient, ledger)
+        decision = self._decide(cost, obedient, ledger, expected)
         if decision.reason.startswith(CAP_REACHED):
             smaller = self._smaller(cost, treasury.best_ratio_samples_per_usd)
-            decision = self._decide(cost, [*obedient, *smaller], ledger)
+            decision = self._decide(cost, [*obedient, *smaller], ledger, expected)
         if _any_runs(found) and not _any_runs(obedient):
             decision = self._refused_by_rows(decision, problem)
         return Choice(
@@ -116,13 +123,17 @@ class Chooser:
         )
 
     def _decide(
-        self, cost: CostModel, candidates: Sequence[Candidate], ledger: LedgerView
+        self,
+        cost: CostModel,
+        candidates: Sequence[Candidate],
+        ledger: LedgerView,
+        expected: StepEstimate,
     ) -> Decision:
         return decide(
             problem=cost.problem,
             candidates=candidates,
             cost=cost,
-            incumbent_estimate=incumbent_estimate(cost, self.rows),
+            running=Incumbent(incumbent_estimate(cost, self.rows), expected),
             ledger=ledger,
             options=self.control,
         )

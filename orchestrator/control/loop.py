@@ -249,7 +249,9 @@ class ControlLoop:
         go_on, self._restarted = self._restarted and not slot.reports, False
         cluster = self._estimator.cluster
         view = self._treasury.view(self._ledger.spent_usd, cluster)
-        choice = self._chooser.choose(self._problem(), self._treasury, view, go_on=go_on)
+        choice = self._chooser.choose(
+            self._problem(), self._treasury, view, expected=slot.predicted, go_on=go_on
+        )
         if go_on and choice.decision.kind == "keep":
             reason = "keep: the plan decided before the restart goes on"
             choice = replace(choice, decision=replace(choice.decision, reason=reason))

@@ -82,6 +82,14 @@ class ControlOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Incumbent:
+    """What the running plan takes now, and what it was predicted to take until now."""
+
+    now: StepEstimate | None = None  # None: it cannot be kept (lost a device, breaks a row)
+    expected: StepEstimate | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Option:
     """An admissible plan with its score, its way in, and how long the cap lets it run."""
 
@@ -100,6 +108,7 @@ class _Scene:
     ledger: LedgerView
     options: ControlOptions
     current: Candidate | None  # the incumbent, when it runs and may be kept
+    expected: StepEstimate | None  # what the incumbent was predicted to take until now
 
     @property
     def idle_score(self) -> float:
@@ -112,7 +121,7 @@ def decide(
     problem: PlanningProblem,
     candidates: Sequence[Candidate],
     cost: "CostModel",
-    incumbent_estimate: StepEstimate | None,
+    running: Incumbent,
     ledger: LedgerView,
     options: ControlOptions,
 ) -> Decision:
@@ -126,8 +135,8 @@ def decide(
         problem: The slot; ``problem.incumbent`` is what ran until now.
         candidates: Plans that fit memory and the user's rows, in any order; idle is implied.
         cost: The model of ``problem``.
-        incumbent_estimate: The incumbent in the state of ``problem``; None when it cannot be
-            kept (it lost a device, or breaks a row).
+        running: The incumbent in the state of ``problem``, and before; a device that computes
+            for longer than expected is named as the cause of a change.
         ledger: The money.
         options: Section ``control``.
 
@@ -139,11 +148,11 @@ def decide(
     Source: docs/model.md, sections 4.5, 4.7 and 4.8.
     """
     incumbent, current = problem.incumbent, None
-    if incumbent and not incumbent.is_idle and incumbent_estimate:
-        current = Candidate(incumbent, incumbent_estimate, cost.score(incumbent_estimate))
-    scene = _Scene(problem, cost, ledger, options, current)
-    running = _ranked(scene, candidates)
-    if not running:
+    if incumbent and not incumbent.is_idle and running.now:
+        current = Candidate(incumbent, running.now, cost.score(running.now))
+    scene = _Scene(problem, cost, ledger, options, current, running.expected)
+    ranked = _ranked(scene, candidates)
+    if not ranked:
         return _idle(scene, "no_feasible_plan: no plan fits the devices' memory and the limits")
     over_usd = ledger.spent_usd - ledger.budget_usd
     if ledger.allow_idle and over_usd > ledger.line_usd:
@@ -153,10 +162,10 @@ def decide(
             f"work goes on once it is less than {ledger.line_usd:.4g} $",
         )
     worthwhile = [
-        c for c in running if not ledger.allow_idle or cost.score(c.estimate) >= scene.idle_score
+        c for c in ranked if not ledger.allow_idle or cost.score(c.estimate) >= scene.idle_score
     ]
     if not worthwhile:
-        best = running[0].estimate
+        best = ranked[0].estimate
         return _idle(
             scene,
             "budget_wait: no plan is worth its price; the best gives "
@@ -280,14 +289,13 @@ def _causes(scene: _Scene) -> list[str]:
     if incumbent.is_idle:
         return ["work is worth its price again"]
     lost = [d for d in incumbent.device_ids if not problem.cluster.has(d)]
-    slow = [
-        device
-        for device_id in incumbent.device_ids
-        if problem.cluster.has(device_id)
-        and (device := problem.cluster.device(device_id)).slowdown >= scene.options.straggler.ratio
-    ]
+    before = dict(scene.expected.compute_s) if scene.expected else {}
+    now = dict(scene.current.estimate.compute_s) if scene.current else {}
+    slower = {d: now[d] / before[d] for d in incumbent.device_ids if before.get(d) and d in now}
     return [f"{d} is gone" for d in lost] + [
-        f"{d.device_id} runs {d.slowdown:.3g}x slower than predicted" for d in slow
+        f"{d} runs {ratio:.3g}x slower than predicted"
+        for d, ratio in slower.items()
+        if ratio >= scene.options.straggler.ratio
     ]
 
 
@@ -298,9 +306,7 @@ def _effect(scene: _Scene, option: _Option) -> str:
         return f"new plan takes {new.step_s:.4g} s a step"
     rate = new.samples_per_s / old.estimate.samples_per_s - 1
     money = new.cost_usd_per_s / old.estimate.cost_usd_per_s - 1
-    verb = "saves" if new.step_s <= old.estimate.step_s else "costs"
-    change_s = abs(old.estimate.step_s - new.step_s)
     return (
-        f"new plan {verb} {change_s:.3g} s of {old.estimate.step_s:.4g} s a step "
+        f"new plan takes {new.step_s:.4g} s a step instead of {old.estimate.step_s:.4g} s "
         f"({100 * rate:+.1f} % samples/s, {100 * money:+.1f} % $/h)"
     )

@@ -16,7 +16,7 @@ from orchestrator.core.slot import (
 )
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.guards import OVERRUN_STEPS, LedgerView, slot_bill_usd
-from orchestrator.planning.lyapunov import ControlOptions, StragglerOptions, decide
+from orchestrator.planning.lyapunov import ControlOptions, Incumbent, StragglerOptions, decide
 from orchestrator.planning.queues import (
     Queues,
     overspend_bound_usd,
@@ -62,12 +62,13 @@ def choose(
     running: Candidate | None = None,
     ledger: LedgerView = RICH,
     options: ControlOptions = OPTIONS,
+    expected: StepEstimate | None = None,
 ) -> Decision:
     return decide(
         problem=problem,
         candidates=candidates,
         cost=CostModel(problem),
-        incumbent_estimate=running.estimate if running else None,
+        running=Incumbent(running.estimate if running else None, expected),
         ledger=ledger,
         options=options,
     )
@@ -184,18 +185,25 @@ def test_change_of_shares_alone_is_a_reassignment() -> None:
     decision = choose(problem_of(incumbent=old), Candidate(new, fast), running=running)
     assert decision.kind == "reassign"
     assert decision.reason == (
-        "reassign: new plan saves 4 s of 8 s a step (+100.0 % samples/s, +0.0 % $/h)"
+        "reassign: new plan takes 4 s a step instead of 8 s (+100.0 % samples/s, +0.0 % $/h)"
     )
 
 
-def test_straggler_is_named_as_the_cause() -> None:
-    slowed = [replace(d, slowdown=2.5 if d.device_id == "d-0" else 1.0) for d in DEVICES]
+@pytest.mark.parametrize(
+    ("expected_s", "cause"),
+    [(2.0, "d-0 runs 2.5x slower than predicted; "), (5.0, "")],
+    ids=["news", "known"],
+)
+def test_straggler_is_the_cause_while_it_is_news(expected_s: float, cause: str) -> None:
     running = candidate(0, rate=2.0, dollars=0.001)
-    problem = problem_of(incumbent=running.plan, cluster=make_cluster(slowed))
-    decision = choose(problem, candidate(1, rate=3.0, dollars=0.001), running=running)
-    assert decision.reason.startswith(
-        "switch: d-0 runs 2.5x slower than predicted; new plan saves "
+    now = replace(running.estimate, compute_s=(("d-0", 5.0),))
+    decision = choose(
+        problem_of(incumbent=running.plan),
+        candidate(1, rate=3.0, dollars=0.001),
+        running=Candidate(running.plan, now),
+        expected=replace(now, compute_s=(("d-0", expected_s),)),
     )
+    assert decision.reason.startswith(f"switch: {cause}new plan takes ")
 
 
 def test_incumbent_wins_a_tie() -> None:

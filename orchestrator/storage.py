@@ -4,7 +4,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 T = TypeVar("T")
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
+_MAX_NAME = 100  # of a run: file systems allow 255 bytes, of which tools take some
 _TEMPORARY = ".tmp-"  # marks a file that is still being written; never listed
 
 
@@ -38,8 +40,10 @@ class RunOptions:
             raise ValueError(
                 f"name is {self.name!r}; write lower-case letters, digits and inner hyphens"
             )
-        if not self.storage_path:
-            raise ValueError("storage_path is empty; write a folder or a URL")
+        if len(self.name) > _MAX_NAME:
+            raise ValueError(f"name has {len(self.name)} letters; write {_MAX_NAME} or fewer")
+        if not self.storage_path.isprintable() or not self.storage_path:
+            raise ValueError(f"storage_path is {self.storage_path!r}; write a folder or a URL")
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}; write 0 or more")
 
@@ -50,8 +54,17 @@ class RunOptions:
 
 
 def absolute(url: str) -> str:
-    """Return the URL, or for a local path the same path independent of the working directory."""
-    return url if "://" in url else str(Path(url).expanduser().resolve())
+    """Return the URL, or for a local path the same path independent of the working directory.
+
+    Raises:
+        OSError: If it begins with the home of a user that does not exist.
+    """
+    if "://" in url:
+        return url
+    try:
+        return str(Path(url).expanduser().resolve())
+    except RuntimeError:
+        raise OSError(f"{url} begins with the home of an unknown user") from None
 
 
 def join(url: str, *parts: str) -> str:
@@ -71,10 +84,14 @@ def write_bytes(url: str, data: bytes) -> None:
     """
     filesystem, path = _open(url)
     if not isinstance(filesystem, LocalFileSystem):
-        filesystem.makedirs(filesystem._parent(path), exist_ok=True)
-        filesystem.pipe_file(path, data)
+        with _as_os_error(url):
+            filesystem.makedirs(filesystem._parent(path), exist_ok=True)
+            filesystem.pipe_file(path, data)
         return
-    target = Path(path)
+    if Path(path).is_char_device() or Path(path).is_fifo():
+        Path(path).write_bytes(data)  # /dev/stdout, /dev/null: a rename would replace the device
+        return
+    target = Path(path).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{target.name}{_TEMPORARY}{uuid4().hex}")
     try:
@@ -91,13 +108,44 @@ def write_bytes(url: str, data: bytes) -> None:
 def read_bytes(url: str) -> bytes:
     """Return a whole file. Raises FileNotFoundError when there is none."""
     filesystem, path = _open(url)
-    return cast("bytes", filesystem.cat_file(path))
+    with _as_os_error(url):
+        return cast("bytes", filesystem.cat_file(path))
 
 
 def exists(url: str) -> bool:
     """Whether a file or folder is there."""
     filesystem, path = _open(url)
-    return bool(filesystem.exists(path))
+    with _as_os_error(url):
+        return bool(filesystem.exists(path))
+
+
+def is_file(url: str) -> bool:
+    """Whether a file, and no folder or device, is there."""
+    filesystem, path = _open(url)
+    with _as_os_error(url):
+        return bool(filesystem.isfile(path))
+
+
+def size_bytes(url: str) -> int:
+    """Size of a file, 0 where the storage does not tell. Raises FileNotFoundError without one."""
+    filesystem, path = _open(url)
+    with _as_os_error(url):
+        return int(filesystem.size(path) or 0)
+
+
+def obstacle(url: str) -> str:
+    """Why no file could be made below a folder that may not exist yet; empty when nothing says so.
+
+    Raises:
+        OSError: If the URL's driver is unknown or not installed.
+    """
+    filesystem, path = _open(url)
+    if not isinstance(filesystem, LocalFileSystem):
+        return ""  # only writing can tell
+    place = next(p for p in (Path(path), *Path(path).parents) if p.exists())
+    if not place.is_dir():
+        return f"{place} is no folder"
+    return "" if os.access(place, os.W_OK | os.X_OK) else f"{place} is read-only"
 
 
 def list_names(url: str) -> tuple[str, ...]:
@@ -105,7 +153,8 @@ def list_names(url: str) -> tuple[str, ...]:
     filesystem, path = _open(url)
     filesystem.invalidate_cache()  # object stores cache listings: another process may have written
     try:
-        found = filesystem.ls(path, detail=False)
+        with _as_os_error(url):
+            found = filesystem.ls(path, detail=False)
     except (FileNotFoundError, NotADirectoryError):
         return ()
     names = {str(name).rstrip("/").rsplit("/", 1)[-1] for name in found}
@@ -115,8 +164,9 @@ def list_names(url: str) -> tuple[str, ...]:
 def delete(url: str) -> None:
     """Remove a file, or a folder with all it holds; nothing happens when it is absent."""
     filesystem, path = _open(url)
-    if filesystem.exists(path):
-        filesystem.rm(path, recursive=True)
+    with _as_os_error(url):
+        if filesystem.exists(path):
+            filesystem.rm(path, recursive=True)
 
 
 def append_line(url: str, line: str) -> None:
@@ -141,7 +191,7 @@ def append_lines(url: str, lines: Iterable[str]) -> None:
         return
     filesystem, path = _open(url)
     if not isinstance(filesystem, LocalFileSystem):
-        old = filesystem.cat_file(path) if filesystem.exists(path) else b""
+        old = read_bytes(url) if exists(url) else b""
         write_bytes(url, old[: old.rfind(b"\n") + 1] + data)
         return
     target = Path(path)
@@ -206,8 +256,22 @@ def finite(value: float | None) -> float | None:
 
 
 def _open(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    filesystem, path = fsspec.core.url_to_fs(url)
+    with _as_os_error(url):
+        filesystem, path = fsspec.core.url_to_fs(url)
+    if "\0" in path:
+        raise OSError(f"{url!r} is no path")
     return filesystem, path
+
+
+@contextmanager
+def _as_os_error(url: str) -> Iterator[None]:
+    """Let a driver fail as the local file system does: its own errors are of any class."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{url}: {error or type(error).__name__}") from error
 
 
 def _sync_folder(folder: Path) -> None:

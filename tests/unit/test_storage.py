@@ -1,6 +1,7 @@
 """Files and the JSON form of the nouns."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,34 @@ def test_a_local_run_folder_does_not_depend_on_the_working_directory(
 def test_a_name_that_is_no_folder_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="lower-case"):
         RunOptions(name=name)
+
+
+def test_whatever_a_driver_raises_is_an_os_error() -> None:
+    for use in (storage.read_bytes, storage.exists, storage.list_names, storage.obstacle):
+        with pytest.raises(OSError, match="Protocol not known: nonsense"):
+            use("nonsense://a/b")
+    with pytest.raises(OSError, match="is no path"):
+        storage.read_bytes("a\0b")
+    with pytest.raises(OSError, match="unknown user"):
+        storage.absolute("~nobody-of-that-name/x")
+
+
+def test_a_special_file_or_a_link_is_written_through(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    storage.write_bytes(str(pipe), b"data")
+    assert os.read(reader, 10) == b"data"
+    os.close(reader)
+    assert pipe.is_fifo()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    storage.write_bytes(str(tmp_path / "link"), b"data")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"data"
+
+
+def test_a_folder_below_a_file_has_an_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert storage.obstacle(str(tmp_path / "not" / "yet")) == ""
+    assert storage.obstacle(str(tmp_path / "file" / "runs")) == f"{tmp_path / 'file'} is no folder"
+    assert storage.obstacle("memory://anything") == ""

@@ -1,11 +1,26 @@
 """The model as planning sees it (measured layers) and as workers see it (the user's Task)."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from orchestrator.core.profile_fields import (
+    check_keys,
+    column,
+    layer_lists,
+    list_of,
+    number,
+    rows,
+    text,
+    whole,
+)
+
 Precision = Literal["fp32", "bf16", "fp16"]
+
+MAX_MICROBATCHES = 10_000
+"""Of a step: a plan times every one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +129,12 @@ class TrainingOptions:
             raise ValueError(
                 f"microbatch is {self.microbatch}, but global_batch is only {self.global_batch}; "
                 f"write microbatch: {self.global_batch} or less"
+            )
+        if self.global_batch > MAX_MICROBATCHES * self.microbatch:
+            raise ValueError(
+                f"microbatch is {self.microbatch}, so that a step has more than "
+                f"{MAX_MICROBATCHES:,} microbatches; write microbatch: "
+                f"{math.ceil(self.global_batch / MAX_MICROBATCHES)} or more"
             )
 
     def num_samples(self, dataset_samples: int) -> int:
@@ -276,125 +297,78 @@ def profile_to_json(profile: ModelProfile) -> dict[str, object]:
     }
 
 
-def profile_from_json(data: Mapping[str, object]) -> ModelProfile:
+def profile_from_json(data: object) -> ModelProfile:
     """Read a profile file that was parsed as JSON.
 
     Raises:
-        ValueError: On a missing or unknown key, a hole, a negative number or a list of the
-            wrong length; the message names the key, the layer and the mend.
+        ValueError: On a missing or unknown key, a hole, a negative number, a list of the
+            wrong length, a row that stands twice, or times that are all 0; the message names
+            the key, the layer and the mend.
     """
-    _check_keys(data, "", _REQUIRED_KEYS, _OPTIONAL_KEYS)
+    if not isinstance(data, Mapping):
+        raise ValueError("it holds no keys; write an object")  # noqa: TRY004 - of the file
+    check_keys(data, "", _REQUIRED_KEYS, _OPTIONAL_KEYS)
     if data["schema"] != PROFILE_SCHEMA:
         raise ValueError(f"schema is {data['schema']!r}; write {PROFILE_SCHEMA!r}")
-    layers = tuple(str(name) for name in _list(data, "layers"))
+    layers = tuple(str(name) for name in list_of(data, "layers"))
     flop = "forward_flop_per_sample"
-    return ModelProfile(
-        model=str(data["model"]),
+    profile = ModelProfile(
+        model=text(data, "model"),
         dtype=str(data.get("dtype", "fp32")),
         layers=layers,
         sizes=tuple(
             LayerSizes(
-                _whole(row, "team", path, 1),
-                *(_column(row, name, path, layers) for name in _SIZE_COLUMNS),
+                whole(row, "team", path, 1),
+                *(column(row, name, path, layers) for name in _SIZE_COLUMNS),
             )
-            for path, row in _rows(data, "sizes", _SIZE_COLUMNS)
+            for path, row in rows(data, "sizes", _SIZE_COLUMNS)
         ),
         times=tuple(
             LayerTimes(
-                kind=str(row["kind"]),
-                team_size=_whole(row, "team", path, 1),
-                microbatch=_whole(row, "microbatch", path, None),
-                forward_s=_column(row, "forward_s", path, layers),
-                backward_s=_column(row, "backward_s", path, layers),
-                update_s=_column(row, "update_s", path, layers),
+                kind=text(row, "kind", path),
+                team_size=whole(row, "team", path, 1),
+                microbatch=whole(row, "microbatch", path, None),
+                forward_s=column(row, "forward_s", path, layers),
+                backward_s=column(row, "backward_s", path, layers),
+                update_s=column(row, "update_s", path, layers),
                 estimated=bool(row.get("estimated", False)),
             )
-            for path, row in _rows(data, "times", ("kind", "microbatch", *_TIME_COLUMNS))
+            for path, row in rows(data, "times", ("kind", "microbatch", *_TIME_COLUMNS))
         ),
-        forward_flop_per_sample=_column(data, flop, "", layers) if data.get(flop) else (),
-        edges=tuple((edge[0], edge[1]) for edge in _layer_lists(data, "edges", layers, 2)),
-        ties=_layer_lists(data, "ties", layers, None),
+        forward_flop_per_sample=column(data, flop, "", layers)
+        if data.get(flop) not in (None, [], ())
+        else (),
+        edges=tuple((edge[0], edge[1]) for edge in layer_lists(data, "edges", layers, 2)),
+        ties=layer_lists(data, "ties", layers, None),
         tie_bytes=tuple(
-            _number(value, f"tie_bytes[{i}]") for i, value in enumerate(_list(data, "tie_bytes"))
+            number(value, f"tie_bytes[{i}]") for i, value in enumerate(list_of(data, "tie_bytes"))
         ),
-        optimizer_bytes_per_param_byte=_number(
+        optimizer_bytes_per_param_byte=number(
             data.get("optimizer_bytes_per_param_byte", 3.0), "optimizer_bytes_per_param_byte"
         ),
-        step_overhead_s=_number(data.get("step_overhead_s", 0.0), "step_overhead_s"),
+        step_overhead_s=number(data.get("step_overhead_s", 0.0), "step_overhead_s"),
     )
+    _check_rows(profile)
+    return profile
 
 
-def _check_keys(
-    data: Mapping[str, object], path: str, required: tuple[str, ...], optional: tuple[str, ...]
-) -> None:
-    for key in required:
-        if key not in data:
-            raise ValueError(f"{path}{key} is missing from the profile; add it")
-    for key in data:
-        if key not in (*required, *optional):
-            known = ", ".join((*required, *optional))
-            raise ValueError(f"{path}{key} is not a key of a profile; known: {known}")
-
-
-def _list(data: Mapping[str, object], key: str, path: str = "") -> list[object]:
-    value = data.get(key, [])
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{path}{key} is {value!r}; write a list")  # noqa: TRY004 - of the file
-    return list(value)
-
-
-def _rows(
-    data: Mapping[str, object], key: str, columns: tuple[str, ...]
-) -> Iterator[tuple[str, Mapping[str, object]]]:
-    for index, row in enumerate(_list(data, key)):
-        path = f"{key}[{index}]"
-        if not isinstance(row, Mapping):
-            raise ValueError(f"{path} is {row!r}; write a mapping")  # noqa: TRY004 - of the file
-        _check_keys(row, f"{path}.", columns, ("team", "estimated"))
-        yield f"{path}.", row
-
-
-def _column(
-    data: Mapping[str, object], key: str, path: str, layers: tuple[str, ...]
-) -> tuple[float, ...]:
-    values = _list(data, key, path)
-    if len(values) != len(layers):
+def _check_rows(profile: ModelProfile) -> None:
+    """What a file may get wrong and a measured profile cannot."""
+    teams = Counter(f"sizes of team {size.team_size}" for size in profile.sizes)
+    tables = Counter(
+        f"times of {time.kind!r}, team {time.team_size}, microbatch {time.microbatch}"
+        for time in profile.times
+    )
+    for name, count in (*teams.items(), *tables.items()):
+        if count > 1:
+            raise ValueError(f"the {name} stand {count} times; keep one row")
+    if not any(size.team_size == 1 for size in profile.sizes):
+        raise ValueError("sizes has no row of team 1; add it")
+    for index, time in enumerate(profile.times):
+        if not sum(time.forward_s) > 0:
+            raise ValueError(f"times[{index}].forward_s is 0 in every layer; measure the kind")
+    if profile.tie_bytes and len(profile.tie_bytes) != len(profile.ties):
         raise ValueError(
-            f"{path}{key} has {len(values)} entries for {len(layers)} layers; give one a layer"
+            f"tie_bytes has {len(profile.tie_bytes)} entries for {len(profile.ties)} ties; "
+            "give one a tie"
         )
-    return tuple(
-        _number(value, f"{path}{key}[{i}] (layer {layers[i]!r})") for i, value in enumerate(values)
-    )
-
-
-def _number(value: object, path: str) -> float:
-    if value is None:
-        raise ValueError(f"{path} is a hole; measure it or leave out the whole row")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{path} is {value!r}; write a number")  # noqa: TRY004 - of the file
-    if not (value >= 0 and math.isfinite(value)):
-        raise ValueError(f"{path} is {value}; write a finite number that is not negative")
-    return float(value)
-
-
-def _whole(data: Mapping[str, object], key: str, path: str, default: int | None) -> int:
-    value = data.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{path}{key} is {value!r}; write a whole number of at least 1")
-    return value
-
-
-def _layer_lists(
-    data: Mapping[str, object], key: str, layers: tuple[str, ...], length: int | None
-) -> tuple[tuple[int, ...], ...]:
-    found = []
-    for index, value in enumerate(_list(data, key)):
-        members = list(value) if isinstance(value, list | tuple) else [value]
-        good = [m for m in members if isinstance(m, int) and 0 <= m < len(layers)]
-        if len(good) != len(members) or len(good) < 2 or length not in (None, len(good)):
-            raise ValueError(
-                f"{key}[{index}] is {value!r}; write {length or 'two or more'} layer indices "
-                f"from 0 to {len(layers) - 1}"
-            )
-        found.append(tuple(good))
-    return tuple(found)

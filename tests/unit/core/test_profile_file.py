@@ -1,4 +1,5 @@
 import json
+import math
 import re
 
 import pytest
@@ -53,8 +54,25 @@ def broken_time(**changes):
         (broken_time(update_s=["x", 0, 0]), "times[1].update_s[0] (layer 'layer0') is 'x'"),
         (broken_time(microbatch=0), "times[1].microbatch is 0; write a whole number"),
         (broken_time(seconds=3), "times[1].seconds is not a key"),
-        (profile_file(ties=[[0, 3]]), "ties[0] is [0, 3]; write two or more layer indices"),
+        (profile_file(ties=[[0, 3]]), "ties[0] is [0, 3]; write two or more unlike layer indices"),
         (profile_file(layers="abc"), "layers is 'abc'; write a list"),
+        (profile_file(edges=[[1, 1]]), "edges[0] is [1, 1]; write 2 unlike layer indices"),
+        (profile_file(edges=[[True, False]]), "edges[0] is [True, False]; write 2 unlike"),
+        (profile_file(tie_bytes=[1.0, 2.0], ties=[[0, 1]]), "tie_bytes has 2 entries for 1 ties"),
+        (profile_file(model=None), "model is None; write text"),
+        (broken_time(kind=3), "times[1].kind is 3; write text"),
+        (broken_time(microbatch=10**30), "write a whole number from 1 to 1000000000"),
+        (broken_time(forward_s=[0, 0, 0]), "times[1].forward_s is 0 in every layer"),
+        (broken_time(forward_s=[10**400, 0, 0]), "is a number of 401 digits; write a number from"),
+        (broken_time(forward_s=[math.nan, 0, 0]), "(layer 'layer0') is nan; write a number from"),
+        (profile_file(times=[*profile_file()["times"]] * 2), "stand 2 times; keep one row"),
+        (profile_file(sizes=[*profile_file()["sizes"]] * 2), "the sizes of team 1 stand 2 times"),
+        (
+            profile_file(sizes=[profile_file()["sizes"][0] | {"team": 2}]),
+            "sizes has no row of team",
+        ),
+        ([], "it holds no keys; write an object"),
+        (3.5, "it holds no keys; write an object"),
         (profile_file(sizes=[3]), "sizes[0] is 3; write a mapping"),
         ({"schema": "lyray.profile/1"}, "model is missing from the profile; add it"),
     ],

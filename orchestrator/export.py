@@ -56,7 +56,13 @@ def export_weights(run_url: str, target_url: str) -> Exported:
 def _tensors(store: CheckpointStore, manifest: CheckpointManifest) -> Iterator[_Tensor]:
     for file in sorted(manifest.files, key=lambda f: f.layer):
         url = store.url(manifest.step, file.path)
-        data = storage.read_bytes(url)
+        try:
+            data = storage.read_bytes(url)
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{url} is gone, though the manifest names it; restore the file, or export an "
+                "older checkpoint"
+            ) from None
         if hashlib.sha256(data).hexdigest() != file.checksum:
             raise ConfigError(
                 f"{url} is damaged: its checksum is not that of the manifest; "

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
@@ -15,6 +16,7 @@ from orchestrator.core.durable import (
     checkpoint_name,
 )
 from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal
+from orchestrator.errors import ConfigError
 
 RecordName = Literal["slots", "steps", "ledger", "events"]
 
@@ -42,14 +44,15 @@ class RunStore:
         added to what was spent and to the backlog.
 
         Raises:
-            ValueError: If the ledger is shorter than the state says.
+            ConfigError: If a file is damaged, or the ledger is shorter than the state says.
         """
         if not storage.exists(self.url(STATE_FILE)):
             return None
-        state = storage.read_json(ControlState, self.url(STATE_FILE))
+        with _undamaged(self.url(STATE_FILE)):
+            state = storage.read_json(ControlState, self.url(STATE_FILE))
         entries = self.read_ledger()
         if len(entries) < state.num_ledger_entries:
-            raise ValueError(
+            raise ConfigError(
                 f"{self.url('ledger.jsonl')} has {len(entries)} lines, but the run had written "
                 f"{state.num_ledger_entries}; put the file back before resuming"
             )
@@ -72,12 +75,21 @@ class RunStore:
         self._append(name, (row,))
 
     def read_ledger(self) -> tuple[LedgerEntry, ...]:
-        """Every line of the ledger."""
-        return tuple(storage.from_json(LedgerEntry, row) for row in self.read("ledger"))
+        """Every line of the ledger. Raises ConfigError when it is damaged."""
+        rows = self.read("ledger")
+        with _undamaged(self.url("ledger.jsonl")):
+            return tuple(storage.from_json(LedgerEntry, row) for row in rows)
 
     def read(self, name: RecordName) -> tuple[dict[str, object], ...]:
-        """Every line of one record file, as plain data."""
-        return tuple(json.loads(line) for line in storage.read_lines(self.url(f"{name}.jsonl")))
+        """Every line of one record file, as plain data. Raises ConfigError when it is damaged."""
+        url = self.url(f"{name}.jsonl")
+        with _undamaged(url):
+            lines = storage.read_lines(url)
+        found = []
+        for number, line in enumerate(lines, start=1):
+            with _undamaged(f"line {number} of {url}"):
+                found.append(_object(json.loads(line)))
+        return tuple(found)
 
     def rewind_steps(self, next_step: int) -> None:
         """Forget the lines of steps that a restored checkpoint undoes; they will run again."""
@@ -92,12 +104,19 @@ class RunStore:
         storage.write_json(self.url(RESULT_FILE), result)
 
     def read_result(self) -> dict[str, object] | None:
-        """What ``result.json`` says, None when the run has not ended."""
-        if not storage.exists(self.url(RESULT_FILE)):
+        """What ``result.json`` says, None when the run has not ended.
+
+        Raises:
+            ConfigError: If it is damaged.
+        """
+        url = self.url(RESULT_FILE)
+        if not storage.exists(url):
             return None
-        found = json.loads(storage.read_bytes(self.url(RESULT_FILE)))
-        assert isinstance(found, dict)
-        return found
+        with _undamaged(url):
+            found = _object(json.loads(storage.read_bytes(url).decode()))
+            if not isinstance(found.get("status"), str):
+                raise ValueError("it has no status")  # noqa: TRY004 - of the file
+            return found
 
     def _append(self, name: RecordName, rows: Iterable[object]) -> None:
         lines = [json.dumps(storage.to_json(row), allow_nan=False) for row in rows]
@@ -140,8 +159,15 @@ class CheckpointStore:
         return self.read(steps[-1]) if steps else None
 
     def read(self, step: int) -> CheckpointManifest:
-        """The manifest of one checkpoint. Raises FileNotFoundError when it is not whole."""
-        return storage.read_json(CheckpointManifest, self.url(step, MANIFEST_FILE))
+        """The manifest of one checkpoint.
+
+        Raises:
+            FileNotFoundError: If the checkpoint is not whole.
+            ConfigError: If the manifest is damaged.
+        """
+        url = self.url(step, MANIFEST_FILE)
+        with _undamaged(url):
+            return storage.read_json(CheckpointManifest, url)
 
     def prune(self) -> None:
         """Remove whole checkpoints beyond ``keep_checkpoints``, and broken ones older than those.
@@ -168,6 +194,22 @@ class CheckpointStore:
                 if name.startswith("step-") and name.removeprefix("step-").isdigit()
             )
         )
+
+
+@contextmanager
+def _undamaged(url: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:  # no JSON, no text, or not the keys that are written there
+        raise ConfigError(
+            f"{url} is damaged: {error}; put a copy back, or start under another run.name"
+        ) from None
+
+
+def _object(value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError(f"it is {value!r}, no object")  # noqa: TRY004 - of the file
+    return value
 
 
 def step_json(step: CommittedStep) -> dict[str, object]:

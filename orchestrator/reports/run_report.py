@@ -195,14 +195,14 @@ def read_run(run_dir: str) -> RunFound:
         ConfigError: If there is no run in the folder.
     """
     store = RunStore(storage.absolute(run_dir))
-    if not storage.exists(store.url("config.yaml")) and not store.read("slots"):
+    if not any(storage.is_file(store.url(name)) for name in ("config.yaml", "slots.jsonl")):
         raise ConfigError(f"{run_dir} holds no run; give the folder that has its config.yaml")
     result = store.read_result()
     return RunFound(
         run_url=store.run_url,
         name=store.run_url.rstrip("/").rsplit("/", 1)[-1],
         status=str(result["status"]) if result else "running or ended without a word",
-        reason=str(result["reason"]) if result else "there is no result.json yet",
+        reason=str(result.get("reason", "")) if result else "there is no result.json yet",
         slots=tuple(map(_slot_row, store.read("slots"))),
         steps=store.read("steps"),
         ledger=store.read_ledger(),
@@ -227,12 +227,15 @@ def compare_bill(found: RunFound, bill: str) -> tuple[tuple[str, float, float], 
     billed: dict[str, list[float]] = {}
     for number, row in enumerate(csv.DictReader(bill.splitlines()), start=2):
         try:
-            billed.setdefault(row["pool"], []).append(float(row["usd"]))
+            pool, usd = row["pool"], float(row["usd"])
         except (KeyError, TypeError, ValueError):
+            pool, usd = "", math.nan
+        if not pool or not math.isfinite(usd):
             raise ConfigError(
                 f"line {number} of the bill is {dict(row)}; it needs the columns pool and usd, "
                 "the latter a number"
-            ) from None
+            )
+        billed.setdefault(pool, []).append(usd)
     own = {bill.pool: bill.usd + bill.egress_usd for bill in found.pools}
     return tuple(
         (pool, own.get(pool, 0.0), math.fsum(billed.get(pool, [])))

@@ -14,6 +14,7 @@ from orchestrator.core.durable import (
     LedgerEntry,
 )
 from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal
+from orchestrator.errors import ConfigError
 from tests.unit.builders import make_device, make_group, make_plan
 
 PLAN = make_plan(make_group([make_device("a-0"), make_device("b-0")], [0, 2, 4], [2, 2, 1]))
@@ -69,7 +70,7 @@ def test_dollars_booked_after_the_state_was_saved_are_not_forgotten(store: RunSt
 
 def test_a_ledger_that_lost_lines_is_refused(store: RunStore) -> None:
     store.save_state(STATE)
-    with pytest.raises(ValueError, match="has 0 lines, but the run had written 1"):
+    with pytest.raises(ConfigError, match="has 0 lines, but the run had written 1"):
         store.load_state()
 
 
@@ -158,3 +159,21 @@ def test_the_state_is_readable_json(store: RunStore) -> None:
     store.save_state(STATE)
     data = json.loads(storage.read_bytes(store.url("control.json")))
     assert data["plan"]["groups"][0]["microbatches"] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("line", [b"nonsense", b"3", b"\xff", b"{}"])
+def test_a_damaged_ledger_is_named_with_the_mend(store: RunStore, line: bytes) -> None:
+    storage.write_bytes(store.url("ledger.jsonl"), line + b"\n")
+    with pytest.raises(ConfigError, match=r"ledger.jsonl is damaged: .*; put a copy back"):
+        store.read_ledger()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
+def test_a_damaged_result_or_manifest_is_named(store: RunStore, content: bytes) -> None:
+    storage.write_bytes(store.url("result.json"), content)
+    with pytest.raises(ConfigError, match=r"result.json is damaged"):
+        store.read_result()
+    checkpoints = CheckpointStore(store.run_url)
+    storage.write_bytes(checkpoints.url(3, "manifest.json"), content)
+    with pytest.raises(ConfigError, match=r"manifest.json is damaged"):
+        checkpoints.latest()

@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import default_collate
 
+from orchestrator.errors import ConfigError
+from workers.failures import user_code
+
 
 class SampleSource:
     """A map-style dataset in the run's order.
@@ -19,11 +22,18 @@ class SampleSource:
         """Wrap ``dataset``; ``collate`` None means torch's ``default_collate``.
 
         Raises:
-            ValueError: If the dataset is empty.
+            ConfigError: If the dataset has no length or no sample.
+            UserCodeError: If its ``__len__`` raises.
         """
-        self.num_samples = len(dataset)
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise ConfigError(
+                f"training.task: Task.dataset is a {type(dataset).__name__}; give a map-style "
+                "dataset, with __len__ and __getitem__"
+            )
+        with user_code("len(Task.dataset)"):
+            self.num_samples = len(dataset)
         if self.num_samples < 1:
-            raise ValueError("the dataset is empty; it needs at least one sample")
+            raise ConfigError("training.task: Task.dataset is empty; give at least one sample")
         self._dataset = dataset
         self._collate = collate or default_collate
         self._seed = seed

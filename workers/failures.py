@@ -18,6 +18,10 @@ _NOT_THE_USERS = tuple(
 )
 
 
+USER_ERRORS = (Exception, SystemExit)
+"""What the user's code may raise; ``sys.exit`` there must not end the process without a word."""
+
+
 def user_traceback(error: BaseException) -> str:
     """Return the traceback from the first frame that is neither ours nor torch's, as text.
 
@@ -45,7 +49,7 @@ def user_code(place: str) -> Iterator[None]:
         yield
     except UserCodeError:
         raise
-    except Exception as error:
+    except USER_ERRORS as error:
         raise UserCodeError(
             f"{place} raised {type(error).__name__}: {error}", user_traceback(error)
         ) from error

@@ -18,7 +18,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from orchestrator.core.model import Task
 from orchestrator.errors import ConfigError, UserCodeError
-from workers.failures import user_code, user_traceback
+from workers.failures import USER_ERRORS, user_code, user_traceback
 from workers.randomness import sample_randomness
 
 __all__ = ["SplitModel", "Tie", "build_task", "load_task", "sample_randomness", "split"]
@@ -91,7 +91,7 @@ def load_task(path: str, args: Mapping[str, Any], seed: int) -> Task:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except USER_ERRORS as error:
         if isinstance(error, ModuleNotFoundError) and _is_parent(error.name, module_name):
             raise ConfigError(
                 f"training.task: there is no module {error.name!r} (of {path!r}) in {here} "

@@ -1,5 +1,6 @@
 """The layers of one stage: microbatches forward and backward, and what passes the borders."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -187,8 +188,14 @@ class Stage:
                     f"loss returned a tensor of shape {tuple(loss_sum.shape)}; return "
                     "(sum over samples, weight)"
                 )
+            weight = float(weight)
+            if not (weight >= 0 and math.isfinite(weight)):
+                raise ValueError(
+                    f"loss returned the weight {weight}; return (sum over samples, weight) with "
+                    "the number of samples, or of tokens, as the weight"
+                )
             self.loss_sum += float(loss_sum.detach())
-            self.weight_sum += float(weight)
+            self.weight_sum += weight
         if loss_sum.requires_grad:
             kept.outputs = (loss_sum / num_samples,)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
@@ -194,12 +195,17 @@ def load_weights(model: SplitModel, url: str) -> None:
     """Fill the layers from a safetensors file with the user's own state_dict names.
 
     Raises:
-        ConfigError: If the file is missing, or lacks or misshapes an entry.
+        ConfigError: If the file cannot be read, or lacks or misshapes an entry.
     """
     try:
         found = load_safetensors(storage.read_bytes(url))
     except FileNotFoundError:
         raise ConfigError(f"training.init_from: there is no file {url!r}") from None
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"training.init_from: {url!r} is no safetensors file: {error}; write one with "
+            "lyray export or safetensors.torch.save_file"
+        ) from None
     for index, layer in enumerate(model.layers):
         for name, value in layer.state_dict(keep_vars=True).items():
             key = model.state_name(index, name)

@@ -40,8 +40,8 @@ def make_optimizer(
     arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in options.arguments.items()}
     try:
         return classes[options.name](list(parameters), lr=options.lr, **arguments)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"training.optimizer: {error}") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"training.optimizer: {options.name} says: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

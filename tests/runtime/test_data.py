@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
+from orchestrator.errors import ConfigError, UserCodeError
 from workers.data import SampleSource, first_input
 
 pytestmark = pytest.mark.runtime
@@ -52,5 +53,23 @@ def test_the_first_layer_gets_the_first_entry_of_a_tuple_or_list_else_all() -> N
 
 
 def test_an_empty_dataset_is_refused() -> None:
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(ConfigError, match="empty"):
         SampleSource([], None, seed=0)
+
+
+@pytest.mark.parametrize("dataset", [None, iter([1]), 3])
+def test_a_dataset_without_length_or_items_is_refused_by_its_type(dataset: object) -> None:
+    with pytest.raises(ConfigError, match=r"Task.dataset is a .*; give a map-style dataset"):
+        SampleSource(dataset, None, seed=0)
+
+
+def test_a_length_that_raises_is_the_users_error() -> None:
+    class Broken:
+        def __len__(self) -> int:
+            raise RuntimeError("no length")
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    with pytest.raises(UserCodeError, match=r"len\(Task.dataset\) raised RuntimeError: no length"):
+        SampleSource(Broken(), None, seed=0)

@@ -132,6 +132,8 @@ def test_a_wrong_import_path_is_a_config_error_that_names_it(
         ("def make():\n    return 1 / 0", "ZeroDivisionError", "line 2, in make"),
         ("def make(width):\n    pass", "missing 1 required positional", "TypeError"),
         ("def make():\n    return 3", "returned int; return an orchestrator.Task", ""),
+        ("import sys\nsys.exit(3)\ndef make(): pass", "raised SystemExit: 3", "line 2, in <mod"),
+        ("import sys\ndef make():\n    sys.exit()", "raised SystemExit", "line 3, in make"),
     ],
 )
 def test_an_error_in_the_users_module_keeps_only_the_users_frames(

@@ -148,3 +148,7 @@ def test_weights_to_start_from_are_found_by_the_users_own_names(tmp_path: Path) 
         load_weights(target, path)
     with pytest.raises(ConfigError, match="there is no file"):
         load_weights(target, path + ".none")
+    for wrong in (b"", b"garbage", b"\xff" * 100):
+        Path(path).write_bytes(wrong)
+        with pytest.raises(ConfigError, match=r"is no safetensors file: .*; write one with"):
+            load_weights(target, path)

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from orchestrator import storage
-from orchestrator.errors import ConfigError, OrchestratorError, UserCodeError
+from orchestrator.errors import (
+    ConfigError,
+    InfeasibleError,
+    OrchestratorError,
+    UserCodeError,
+    as_told,
+)
 
 if TYPE_CHECKING:
     from orchestrator.config import RunConfig
@@ -36,6 +42,7 @@ Html = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Write a page of its own to FILE.")
 ]
 
+_MAX_DAYS = 3650
 _WRONG_ARGUMENTS = 2  # what typer exits with
 
 
@@ -145,12 +152,15 @@ def report(
     """
     from rich.console import Console
 
+    from orchestrator.inputs import check_output, read_text
     from orchestrator.reports.run_page import run_page
     from orchestrator.reports.run_report import compare_bill, read_run, report_data
     from orchestrator.reports.run_text import print_report
 
+    if html is not None:
+        check_output(html, "--html")
     found = read_run(run_dir)
-    compared = compare_bill(found, _read_text(bill)) if bill is not None else ()
+    compared = () if bill is None else compare_bill(found, read_text(bill, bill, "give a CSV file"))
     if html is not None:
         storage.write_bytes(html, run_page(found).encode())
     if as_json:
@@ -171,7 +181,9 @@ def export(
     Example: lyray export runs/byte-gpt -o byte_gpt.safetensors
     """
     from orchestrator.export import export_weights
+    from orchestrator.inputs import check_output
 
+    check_output(output, "-o")
     exported = export_weights(run_dir, output)
     print(
         f"wrote {output}: {exported.num_tensors} tensors of step {exported.step} "
@@ -194,18 +206,22 @@ def _load(path: str, overrides: list[str] | None) -> "RunConfig":
     """Read a file and check the names in it: kinds, links, files, the task."""
     from orchestrator.config import RunConfig
     from orchestrator.control.pools import build_cluster
+    from orchestrator.inputs import check_file, check_folder, read_profile
     from orchestrator.support import find_task
 
     config = RunConfig.load(path, overrides or ())
     build_cluster(config.cluster)
-    feed = config.cluster.price_feed
+    feed, profile = config.cluster.price_feed, config.cluster.profile
     for key, file in (
-        ("cluster.profile", config.cluster.profile),
+        ("cluster.profile", profile),
         ("training.init_from", config.training.init_from),
         ("cluster.price_feed.path", feed.path if feed else None),
     ):
-        if file is not None and not storage.exists(file):
-            raise ConfigError(f"{path}: {key} is {file!r}, which does not exist; give a file")
+        if file is not None:
+            check_file(file, f"{path}: {key}")
+    if profile is not None:
+        read_profile(profile)
+    check_folder(config.run.run_url, "run.storage_path with run.name")
     find_task(config.training.task, config.training.task_args, Path.cwd())
     return config
 
@@ -225,7 +241,7 @@ def _summary(config: "RunConfig") -> str:
 
 def _measured(config: "RunConfig") -> "ModelProfile":
     """The model's layers: of the profile file, or measured in this process."""
-    from orchestrator.whatif.plans import read_profile
+    from orchestrator.inputs import read_profile
 
     if config.cluster.profile is not None:
         return read_profile(config.cluster.profile)
@@ -242,10 +258,13 @@ def _measured(config: "RunConfig") -> "ModelProfile":
 def _plan(config: "RunConfig", *, as_json: bool, html: str | None) -> None:
     from rich.console import Console
 
+    from orchestrator.inputs import check_output
     from orchestrator.reports.plan_page import plan_page, trace_json
     from orchestrator.reports.tables import plan_table
     from orchestrator.whatif.plans import what_if, what_if_data
 
+    if html is not None:
+        check_output(html, "--html")
     found = what_if(config, _measured(config))
     written = []
     if html is not None:
@@ -276,12 +295,14 @@ def _simulate(config: "RunConfig", *, days: float, as_json: bool, compare: str |
 
     from orchestrator.whatif.rehearsal import rehearsal_data, rehearsal_table, rehearse
 
-    if not days > 0:
-        raise ConfigError(f"--days is {days}; write a positive number of days")
+    if not 0 < days <= _MAX_DAYS:
+        raise ConfigError(f"--days is {days}; write a number of days up to {_MAX_DAYS}")
     names = tuple(dict.fromkeys((config.control.strategy, *_strategies(compare))))
     measured = _measured(config)
     with _noise_to_stderr():
         results = [rehearse(config, measured, days=days, strategy=name) for name in names]
+    if results[0].problem:
+        raise InfeasibleError(results[0].problem)
     if as_json:
         print(json.dumps(rehearsal_data(config, results), indent=1, allow_nan=False))
     else:
@@ -329,13 +350,6 @@ def _view(config: "RunConfig") -> "View":
     )
 
 
-def _read_text(path: str) -> str:
-    try:
-        return storage.read_bytes(path).decode()
-    except (FileNotFoundError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; give a text file") from None
-
-
 @contextmanager
 def _noise_to_stderr() -> Iterator[None]:
     """Keep stdout for our own lines: HiGHS prints a banner there when it is first used."""
@@ -372,9 +386,15 @@ def _ending(run_dir: str | None) -> Iterator[None]:
     except KeyboardInterrupt:
         _tell("stopped", "interrupted", run_dir)
         sys.exit(130)
-    except OrchestratorError as error:
-        if isinstance(error, UserCodeError) and error.user_traceback:
-            print(error.user_traceback.rstrip(), file=sys.stderr)
-        print(f"lyray: {error}", file=sys.stderr, flush=True)
-        _tell(error.status, str(error), run_dir)
-        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # the shell: no trace of ours on the screen
+        _give_up(as_told(error), run_dir)
+
+
+def _give_up(error: OrchestratorError, run_dir: str | None) -> NoReturn:
+    if isinstance(error, UserCodeError) and error.user_traceback:
+        print(error.user_traceback.rstrip(), file=sys.stderr)
+    print(f"lyray: {error}", file=sys.stderr, flush=True)
+    _tell(error.status, str(error), run_dir)
+    sys.exit(error.exit_code)

@@ -4,9 +4,8 @@ import ast
 import difflib
 import inspect
 import json
-import re
 import textwrap
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -19,9 +18,12 @@ from orchestrator import storage
 from orchestrator.control.backend import ClusterOptions, EmulationOptions
 from orchestrator.control.recovery import FailureOptions
 from orchestrator.core.model import OptimizerOptions, TrainingOptions
+from orchestrator.document import apply_override, read_document
 from orchestrator.errors import ConfigError
+from orchestrator.inputs import MAX_TEXT_BYTES, read_text
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import BudgetOptions
+from orchestrator.ranges import range_problems
 from orchestrator.storage import Json, RunOptions
 from orchestrator.support import check_supported
 from orchestrator.telemetry.metrics import MetricsOptions
@@ -76,40 +78,33 @@ class RunConfig(BaseModel):
             ConfigError: If the file is missing, is no YAML, or holds anything that is not
                 understood or not supported; the message names key, value and mend.
         """
-        try:
-            text = storage.read_bytes(str(path)).decode()
-        except FileNotFoundError:
-            problem = "does not exist"
-        except IsADirectoryError:
-            problem = "is a folder"
-        except UnicodeDecodeError:
-            problem = "is not a text file"
-        else:
-            return cls.parse(text, overrides, source=str(path))
-        raise ConfigError(f"{path} {problem}; give the path of a YAML file")
+        mend = "give the path of a YAML file"
+        text = read_text(str(path), str(path), mend, max_bytes=MAX_TEXT_BYTES)
+        return cls.parse(text, overrides, source=str(path))
 
     @classmethod
     def parse(
         cls, text: str, overrides: Sequence[str] = (), *, source: str = "config"
     ) -> "RunConfig":
         """Read the text of a file; ``source`` names it in messages. Raises ConfigError."""
-        data = _read_yaml(text, source)
+        data = read_document(text, source)
         if not isinstance(data, dict):
             kind = "is empty" if data is None else "holds no keys"
             raise ConfigError(
                 f"{source} {kind}; write the sections run, training, cluster and budget"
             )
         for override in overrides:
-            _apply_override(data, override)
+            apply_override(data, override)
         _prepare(data)
         try:
             config = cls.model_validate_json(json.dumps(data, default=str))
         except ValidationError as error:
             raise ConfigError(_explain(error, source)) from None
         problems = check_supported(
-            config.training, config.cluster, config.control, config.emulation,
+            config.training, config.cluster, config.budget, config.control, config.emulation,
             emulation_given="emulation" in data,
         )  # fmt: skip
+        problems += range_problems(config.to_data())
         if problems:
             raise ConfigError(_listed(problems, source))
         return config
@@ -142,74 +137,6 @@ def config_schema() -> dict[str, Json]:
     optimizer["additionalProperties"] = True  # torch's own arguments stand beside name and lr
     schema["title"] = "lyray run"
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain scalars: 3e-4 is a number, off and yes are text; a key may stand once."""
-
-    def construct_mapping(
-        self, node: yaml.MappingNode, deep: bool = False
-    ) -> dict[Hashable, object]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} stands twice; keep one", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_NUMBER_STARTS = list("-+.0123456789")
-_PLAIN_SCALARS = (
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("int", r"[-+]?[0-9]+(_[0-9]+)*", _NUMBER_STARTS),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", _NUMBER_STARTS),
-    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", _NUMBER_STARTS),
-    ("merge", r"<<", ["<"]),
-)
-_Loader.yaml_implicit_resolvers = {}
-for _tag, _pattern, _starts in _PLAIN_SCALARS:
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _starts
-    )
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
-
-
-def _read_yaml(text: str, source: str) -> object:
-    try:
-        return yaml.load(text, _Loader)  # built on SafeLoader
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{source}{place}: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: {' '.join(str(error).split())}") from None
-
-
-def _apply_override(data: dict[str, object], override: str) -> None:
-    """Write ``a.b[0].c=value`` into the data; sections that are absent appear."""
-    dotted, equals, text = override.partition("=")
-    keys = [int(k) if k.isdigit() else k for k in re.split(r"[.\[\]]+", dotted.strip("] ")) if k]
-    if not equals or not keys:
-        raise ConfigError(f"--set {override!r}: write --set section.key=value")
-    place: object = data
-    for depth, key in enumerate(keys):
-        last = depth == len(keys) - 1
-        if isinstance(place, list) and isinstance(key, int) and key < len(place):
-            if last:
-                place[key] = _read_yaml(text, f"--set {dotted}")
-            place = place[key]
-        elif isinstance(place, dict) and isinstance(key, str):
-            if last:
-                place[key] = _read_yaml(text, f"--set {dotted}")
-            elif place.get(key) is None:
-                place[key] = {}
-            place = place[key]
-        else:
-            raise ConfigError(f"--set {override!r}: there is no {key!r} in the file")
 
 
 def _prepare(data: dict[str, object]) -> None:

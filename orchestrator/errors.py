@@ -1,5 +1,11 @@
 """The errors a user can meet: each carries the status and exit code that the command ends with."""
 
+import errno
+import tempfile
+import traceback
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # no other path would help
+
 
 class OrchestratorError(Exception):
     """The world is difficult: nobody passed nonsense, and the message says what to do."""
@@ -45,3 +51,20 @@ class LostWorkerError(OrchestratorError):
 
 class SolverError(OrchestratorError):
     """The solver gave no answer within its limit; the caller falls back and counts it."""
+
+
+def as_told(error: Exception) -> OrchestratorError:
+    """What to tell the user of any error; the trace of one of ours goes into a log file."""
+    if isinstance(error, OrchestratorError):
+        return error
+    if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
+        place = f"{error.filename}: " if error.filename else ""
+        what = f"{place}{error.strerror or error}"
+        if error.errno in _FULL:
+            return OrchestratorError(f"{what}; make room and start again")
+        return ConfigError(f"{what}; give a path that can be read and written")
+    with tempfile.NamedTemporaryFile("w", prefix="lyray-", suffix=".log", delete=False) as log:
+        traceback.print_exception(error, file=log)
+    return OrchestratorError(
+        f"lyray failed: {type(error).__name__}: {error}; please report this with {log.name}"
+    )

@@ -2,16 +2,20 @@
 
 import ast
 import difflib
+import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from math import fsum, inf
 from pathlib import Path
+from typing import TypeGuard
 
 from orchestrator.control.backend import ClusterOptions, EmulatedEvent, EmulationOptions
 from orchestrator.core.model import OptimizerOptions, TrainingOptions
 from orchestrator.core.schedule import SCHEDULES
 from orchestrator.errors import ConfigError
 from orchestrator.planning.lyapunov import ControlOptions
+from orchestrator.planning.queues import BudgetOptions, LimitOptions
 
 NOT_YET = "not supported in this version"
 
@@ -24,10 +28,9 @@ STRATEGIES = (
 LATER_STRATEGIES = ("tuned-rate-cap", "tuned-price-cap", "frozen-price", "pase", "ppo")
 LATER_SCHEDULES = ("2bw",)
 
-_COMMON = ("weight_decay", "maximize", "foreach", "capturable", "differentiable")
+_COMMON = ("weight_decay", "maximize", "foreach")
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
-    "sgd": ("momentum", "dampening", "weight_decay", "nesterov", "maximize", "foreach",
-            "differentiable", "fused"),
+    "sgd": ("momentum", "dampening", "weight_decay", "nesterov", "maximize", "foreach", "fused"),
     "adam": ("betas", "eps", "amsgrad", "fused", "decoupled_weight_decay", *_COMMON),
     "adamw": ("betas", "eps", "amsgrad", "fused", *_COMMON),
     "adamax": ("betas", "eps", *_COMMON),
@@ -35,10 +38,17 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "radam": ("betas", "eps", "decoupled_weight_decay", *_COMMON),
     "rmsprop": ("alpha", "eps", "momentum", "centered", *_COMMON),
     "adagrad": ("lr_decay", "initial_accumulator_value", "eps", "weight_decay", "maximize",
-                "foreach", "differentiable", "fused"),
+                "foreach", "fused"),
     "adadelta": ("rho", "eps", *_COMMON),
 }  # fmt: skip
 """torch.optim classes that work parameter by parameter, and their arguments besides lr."""
+
+LATER_ARGUMENTS = ("capturable", "differentiable")
+"""Arguments of torch's that a step in a plan cannot honour."""
+
+_SHARE_TOLERANCE = 1e-9  # 0.1 ten times is a little more than 1
+_SWITCHES = ("amsgrad", "centered", "decoupled_weight_decay", "fused", "maximize", "nesterov")
+_SHARES = ("alpha", "dampening", "rho")  # 0 to 1; every other argument is 0 or more
 
 LATER_OPTIMIZERS = ("adafactor", "asgd", "lbfgs", "muon", "rprop", "sparseadam")
 
@@ -46,6 +56,7 @@ LATER_OPTIMIZERS = ("adafactor", "asgd", "lbfgs", "muon", "rprop", "sparseadam")
 def check_supported(
     training: TrainingOptions,
     cluster: ClusterOptions,
+    budget: BudgetOptions,
     control: ControlOptions,
     emulation: EmulationOptions,
     *,
@@ -56,6 +67,7 @@ def check_supported(
         *_training_problems(training),
         *_optimizer_problems(training.optimizer),
         *_cluster_problems(cluster),
+        *_limit_problems(budget.limits, cluster),
         *_strategy_problems(control.strategy),
     ]
     if emulation_given and cluster.source != "emulated":
@@ -94,11 +106,12 @@ def find_task(path: str, arguments: Mapping[str, object], folder: Path) -> None:
     if spec.origin is None or not spec.origin.endswith(".py"):
         return  # compiled or a namespace: only importing can tell
     try:
-        tree = ast.parse(Path(spec.origin).read_text("utf-8"), spec.origin)
-    except SyntaxError as error:
+        tree = ast.parse(Path(spec.origin).read_bytes(), spec.origin)  # bytes may name a coding
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None)
         raise ConfigError(
-            f"training.task is {path!r}, but {spec.origin} line {error.lineno} is no Python: "
-            f"{error.msg}; mend it there"
+            f"training.task is {path!r}, but {spec.origin}{f' line {line}' if line else ''} is no "
+            f"Python: {getattr(error, 'msg', error)}; mend it there"
         ) from None
     names = dict(_top_level_names(tree.body))
     if name not in names and "*" not in names:
@@ -139,12 +152,39 @@ def _optimizer_problems(optimizer: OptimizerOptions) -> Iterator[str]:
         return
     if not optimizer.lr > 0:
         yield f"training.optimizer.lr is {optimizer.lr}; it must be positive"
-    for key in optimizer.arguments:
+    for key, value in optimizer.arguments.items():
         known = OPTIMIZERS[optimizer.name]
-        if key not in known:
+        if key in LATER_ARGUMENTS:
+            yield f"training.optimizer.{key}: {NOT_YET}; remove it"
+        elif key in known:
+            if wanted := _wanted(key, value):
+                yield f"training.optimizer.{key} is {json.dumps(value)}; write {wanted}"
+        else:
             close = difflib.get_close_matches(key, known, 1)
             mend = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
             yield f"training.optimizer.{key} is not an argument of {optimizer.name}; {mend}"
+
+
+def _wanted(key: str, value: object) -> str:
+    """What to write for an argument of an optimizer; empty where the value will do."""
+    if key in _SWITCHES or key == "foreach":
+        fits = isinstance(value, bool) or (value is None and key in ("foreach", "fused"))
+        return "" if fits else "true or false"
+    if key == "betas":
+        pair = value if isinstance(value, list) and len(value) == 2 else [None]
+        fits = all(_is_share(beta) and beta < 1 for beta in pair)
+        return "" if fits else "two numbers from 0 to below 1"
+    if key in _SHARES:
+        return "" if _is_share(value) else "a number from 0 to 1"
+    return "" if _is_number(value) and value >= 0 else "a number that is not negative"
+
+
+def _is_share(value: object) -> TypeGuard[float]:
+    return _is_number(value) and 0 <= value <= 1
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < inf
 
 
 def _cluster_problems(cluster: ClusterOptions) -> Iterator[str]:
@@ -164,6 +204,25 @@ def _cluster_problems(cluster: ClusterOptions) -> Iterator[str]:
                     f"cluster.links[{index}].between names zone {zone!r}, which no offer is in; "
                     f"known: {', '.join(sorted(zones))}"
                 )
+
+
+def _limit_problems(limits: Sequence[LimitOptions], cluster: ClusterOptions) -> Iterator[str]:
+    """Limits of what is not there, a limit twice, and shares that no plan can all give."""
+    zones = sorted({offer.zone for offer in cluster.offers})
+    pools = [offer.pool for offer in cluster.offers]
+    seen: set[tuple[str | None, str | None]] = set()
+    for index, limit in enumerate(limits):
+        path = f"budget.limits[{index}]"
+        if limit.zone is not None and limit.zone not in zones and cluster.source != "ray":
+            yield f"{path}.zone is {limit.zone!r}; known: {', '.join(zones)}"
+        if limit.pool is not None and limit.pool not in pools:
+            yield f"{path}.pool is {limit.pool!r}; known: {', '.join(pools)}"
+        if (limit.zone, limit.pool) in seen:
+            yield f"{path} limits {limit.zone or limit.pool or 'egress'} twice; keep one"
+        seen.add((limit.zone, limit.pool))
+    shares = fsum(limit.min_share or 0.0 for limit in limits)
+    if shares > 1 + _SHARE_TOLERANCE:
+        yield f"budget.limits: min_share of all pools is {shares:g} together; write 1 or less"
 
 
 def _strategy_problems(strategy: str) -> Iterator[str]:

@@ -85,13 +85,11 @@ class OfferOptions:
     """``while_present``: an idle device still costs."""
 
     def __post_init__(self) -> None:
-        for name in ("pool", "zone"):
+        for name in ("pool", "zone", "kind"):
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", getattr(self, name)):
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}; write letters, digits, '-', '_' and '.'"
                 )
-        if not self.kind:
-            raise ValueError("kind is empty; write a device kind such as a100-40")
         for name in (
             "price_per_hour", "count", "devices_per_node", "memory_gib", "speed_ratio",
             "discount_ratio", "max_price_per_hour", "quantum_s",

@@ -208,12 +208,12 @@ def complete_profile(
     largest = microbatch or max((t.microbatch for t in profile.times), default=1)
     added: list[LayerTimes] = []
     for name, kind in kinds.items():
-        if name in profile.kinds:
+        if _is_measured(profile, name):
             continue
         if relatives := _scaled_from(profile, name.split("@")[0], kind, precision):
             added += [replace(t, estimated=True) for t in relatives]
             continue
-        if not profile.forward_flop_per_sample:
+        if not sum(profile.forward_flop_per_sample) > 0:
             raise ConfigError(
                 f"the profile of {profile.model!r} has no times for kind {name!r} and no "
                 "forward_flop_per_sample to price them from; measure the kind or add the FLOP"
@@ -224,6 +224,10 @@ def complete_profile(
     return replace(profile, times=(*profile.times, *added))
 
 
+def _is_measured(profile: ModelProfile, kind: str) -> bool:
+    return any(time.kind == kind and time.team_size == 1 for time in profile.times)
+
+
 def _scaled_from(
     profile: ModelProfile, base: str, kind: DeviceKind, precision: str
 ) -> list[LayerTimes]:
@@ -231,7 +235,11 @@ def _scaled_from(
     if base not in known_kinds():
         return []
     ratio = known_kinds()[base].peak_flop_per_s(precision) / kind.peak_flop_per_s(precision)
-    return [t.scaled(ratio, kind=kind.kind) for t in profile.times if t.kind == base]
+    return [
+        t.scaled(ratio, kind=kind.kind)
+        for t in profile.times
+        if t.kind == base and t.team_size == 1
+    ]
 
 
 def _priced(profile: ModelProfile, kind: DeviceKind, precision: str, size: int) -> LayerTimes:
@@ -273,7 +281,7 @@ def emulated_profile(
     as_standard = replace(profile, times=tuple(standard))
     times = [t for t in profile.times if t.kind in kinds]
     for name, kind in kinds.items():
-        if name in profile.kinds:
+        if _is_measured(profile, name):
             continue
         found = _scaled_from(profile, name.split("@")[0], kind, precision)
         found = found or _scaled_from(as_standard, REFERENCE_KIND, kind, precision)
@@ -325,7 +333,7 @@ def auto_time_scale(
         forward_rate += count / forward_s
         work_rate += count / (forward_s + backward_s)
     scale = OPERATION_S * forward_rate
-    if REFERENCE_TIMES in profile.kinds:
+    if _is_measured(profile, REFERENCE_TIMES):
         forward_s, backward_s, update_s = _whole_model_s(profile, REFERENCE_TIMES, microbatch)
         num_microbatches = max(1.0, global_batch / microbatch)
         real_s = forward_s + backward_s + sum(counts.values()) * update_s / num_microbatches

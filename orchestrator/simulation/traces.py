@@ -3,7 +3,7 @@
 import csv
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.control.backend import EmulatedEvent
@@ -66,17 +66,30 @@ def emulated_trace(
     )
 
 
-def price_trace(lines: Sequence[str], *, billing_speedup: float = 1.0) -> tuple[TraceEvent, ...]:
+def price_trace(
+    lines: Sequence[str], pools: Collection[str], *, billing_speedup: float = 1.0
+) -> tuple[TraceEvent, ...]:
     """The rows of a price feed (CSV: time_s, pool, price_per_hour) as trace events.
 
     Times of the feed are billed seconds. A price that is not a positive number is passed over
     with a warning: the last good one stays in force.
 
+    Args:
+        lines: Of the file, with its header.
+        pools: Those that are on offer.
+        billing_speedup: Billed seconds per second of the run.
+
     Raises:
-        ValueError: If a column is missing or a time is not a number; names the line.
+        ValueError: If a column is missing, a time is no number or a pool is not on offer;
+            names the line.
     """
     events = []
-    for number, row in enumerate(csv.DictReader(lines), start=2):
+    rows = csv.DictReader(lines)
+    if missing := {"time_s", "pool", "price_per_hour"} - set(rows.fieldnames or ()):
+        raise ValueError(
+            f"line 1 lacks {', '.join(sorted(missing))}; write time_s,pool,price_per_hour"
+        )
+    for number, row in enumerate(rows, start=2):
         try:
             at_s, pool, price = float(row["time_s"]), row["pool"], float(row["price_per_hour"])
         except (KeyError, TypeError, ValueError) as error:
@@ -84,6 +97,11 @@ def price_trace(lines: Sequence[str], *, billing_speedup: float = 1.0) -> tuple[
                 f"price feed, line {number}: {row} needs the columns time_s, pool and "
                 "price_per_hour, two of them numbers"
             ) from error
+        if pool not in pools or not math.isfinite(at_s):
+            raise ValueError(
+                f"price feed, line {number}: time {at_s}, pool {pool!r}; write a finite time and "
+                f"a pool of cluster.offers: {', '.join(sorted(pools))}"
+            )
         if not (price > 0 and math.isfinite(price)):
             logger.warning("price feed, line %s: %s of pool %s is no price", number, price, pool)
             continue

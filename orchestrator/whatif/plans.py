@@ -1,18 +1,16 @@
 """What a file would lead to in its first slot: the chosen plan and the baselines beside it."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator import storage
 from orchestrator.config import RunConfig
 from orchestrator.control.pools import run_figures
 from orchestrator.core.cluster import ClusterState
-from orchestrator.core.model import ModelProfile, profile_from_json
+from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem, first_problem
-from orchestrator.errors import ConfigError, InfeasibleError
+from orchestrator.errors import InfeasibleError
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import timeline
 from orchestrator.reports.plan_page import Timeline
@@ -40,23 +38,6 @@ class WhatIf:
     def chosen(self) -> PlanRow:
         """The plan that would run first."""
         return self.rows[0]
-
-
-def read_profile(url: str) -> ModelProfile:
-    """The profile file that ``cluster.profile`` names.
-
-    Raises:
-        ConfigError: If it is missing, no JSON, or says something impossible.
-    """
-    try:
-        return profile_from_json(json.loads(storage.read_bytes(url)))
-    except FileNotFoundError:
-        problem = "does not exist; give the path of a profile file, or leave the key out"
-    except json.JSONDecodeError as error:
-        problem = f"is no JSON: line {error.lineno}, {error.msg}"
-    except ValueError as error:
-        problem = f"is wrong: {error}"
-    raise ConfigError(f"cluster.profile {url!r} {problem}")
 
 
 def figures_of(config: RunConfig, measured: ModelProfile) -> tuple[ClusterState, ModelProfile]:

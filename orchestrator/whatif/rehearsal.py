@@ -14,6 +14,7 @@ from orchestrator.control.loop import ControlLoop, LoopOptions
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.slot import SlotRecord
 from orchestrator.errors import ConfigError, InfeasibleError
+from orchestrator.inputs import read_text
 from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.reports import figures
 from orchestrator.simulation.backend import SimulatedBackend, SimulationOptions
@@ -173,11 +174,13 @@ def _traces(config: RunConfig) -> tuple[TraceEvent, ...]:
     feed = config.cluster.price_feed
     if feed is None:
         return events
+    name = f"cluster.price_feed.path {feed.path!r}"
+    lines = read_text(feed.path, name, "give a CSV file").splitlines()
+    pools = {offer.pool for offer in config.cluster.offers}
     try:
-        lines = storage.read_bytes(feed.path).decode().splitlines()
-        return (*events, *price_trace(lines, billing_speedup=speedup))
+        return (*events, *price_trace(lines, pools, billing_speedup=speedup))
     except ValueError as error:
-        raise ConfigError(f"cluster.price_feed.path {feed.path!r}: {error}") from None
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def _summary(strategy: str, records: Sequence[SlotRecord], ended: str) -> Rehearsal:

@@ -80,7 +80,7 @@ def test_a_price_feed_moves_the_bill(tmp_path: Path) -> None:
     result = rehearse(cheap, a_profile(), days=DAYS, strategy="joint")
     assert result.samples > dear.samples
     feed.write_text("time_s,pool\n0,fast\n")
-    with pytest.raises(ConfigError, match=r"prices.csv': price feed, line 2"):
+    with pytest.raises(ConfigError, match=r"prices.csv': line 1 lacks price_per_hour"):
         rehearse(cheap, a_profile(), days=DAYS, strategy="joint")
 
 

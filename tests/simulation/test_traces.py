@@ -62,7 +62,7 @@ def test_emulated_events_become_trace_events_in_dollars_of_the_runs_seconds() ->
 
 def test_a_price_feed_is_read_in_billed_seconds() -> None:
     lines = ["time_s,pool,price_per_hour", "0,mid,3.6", "600,mid,7.2"]
-    first, second = price_trace(lines, billing_speedup=60.0)
+    first, second = price_trace(lines, {"mid"}, billing_speedup=60.0)
     assert (first.at_s, first.price_usd_per_s) == (0.0, pytest.approx(0.06))
     assert (second.at_s, second.price_usd_per_s) == (10.0, pytest.approx(0.12))
 
@@ -72,13 +72,21 @@ def test_a_reading_that_is_no_price_is_passed_over_with_a_warning(
     bad: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert price_trace(["time_s,pool,price_per_hour", f"0,mid,{bad}"]) == ()
+        assert price_trace(["time_s,pool,price_per_hour", f"0,mid,{bad}"], {"mid"}) == ()
     assert "line 2" in caplog.text
 
 
 def test_a_broken_line_of_a_price_feed_is_named() -> None:
     with pytest.raises(ValueError, match=r"line 3: .*needs the columns"):
-        price_trace(["time_s,pool,price_per_hour", "0,mid,1.0", "soon,mid,1.0"])
+        price_trace(["time_s,pool,price_per_hour", "0,mid,1.0", "soon,mid,1.0"], {"mid"})
+
+
+def test_a_price_feed_without_its_header_or_of_another_cluster_is_refused() -> None:
+    for lines in ([], ["0,mid,1.0"]):
+        with pytest.raises(ValueError, match="line 1 lacks pool, price_per_hour, time_s"):
+            price_trace(lines, {"mid"})
+    with pytest.raises(ValueError, match=r"line 2: .*a pool of cluster.offers: fast"):
+        price_trace(["time_s,pool,price_per_hour", "0,mid,1.0"], {"fast"})
 
 
 @pytest.mark.parametrize(

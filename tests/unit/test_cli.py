@@ -38,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "run.yaml").write_text(CONFIG)
+    (tmp_path / "binary.py").write_bytes(b"\xff\0")
     (tmp_path / "job.py").write_text("def task(width=64): raise RuntimeError('never run')\n")
     profile = make_profile({"a100-40": [0.01] * 4, "t4": [0.04] * 4}, microbatches=(1, 2))
     (tmp_path / "profile.json").write_text(json.dumps(storage.to_json(profile_to_json(profile))))
@@ -77,6 +78,13 @@ def test_a_good_file_is_fine(
         ("training.init_from=none.st", "training.init_from is 'none.st', which does not exist"),
         ("cluster.offers[0].kind=a101", "cluster.offers[0].kind is 'a101'"),
         ("cluster.links=[]", "cluster.links says nothing of links inside zone 'z1'"),
+        ("cluster.profile=.", "cluster.profile is '.', which is no file; give a file"),
+        ("cluster.profile=run.yaml", "cluster.profile 'run.yaml' is no JSON: line 2"),
+        ("training.init_from=none://x", "training.init_from is 'none://x', which cannot be read"),
+        ("run.storage_path=run.yaml", "run.yaml is no folder; give a folder that can be written"),
+        ("run.storage_path=none://x", "Protocol not known: none; give a folder"),
+        ("run.storage_path=~nobody-here/x", "the home of an unknown user; give a path"),
+        ("training.task=binary:task", "binary.py is no Python: source code string cannot contain"),
     ],
 )
 def test_a_bad_file_ends_with_2_one_message_and_one_line_of_json(
@@ -100,7 +108,11 @@ def test_a_bad_file_ends_with_2_one_message_and_one_line_of_json(
                   ["profile", "run.yaml"], ["simulate", "run.yaml", "--days", "0"],
                   ["simulate", "run.yaml", "--compare", "best"],
                   ["run", "run.yaml", "--compare", "even-split,best"], ["nonsense"], ["run"],
-                  ["plan", "run.yaml", "--nonsense"]],
+                  ["plan", "run.yaml", "--nonsense"], ["simulate", "run.yaml", "--days", "inf"],
+                  ["plan", "run.yaml", "--html", "."], ["plan", "run.yaml", "--html", ""],
+                  ["plan", "run.yaml", "--html", "run.yaml/page.html"], ["report", "run.yaml"],
+                  ["report", "none://x"], ["export", "none://x", "-o", "x"],
+                  ["export", ".", "-o", "."], ["validate", "none://x"]],
 )  # fmt: skip
 def test_wrong_arguments_end_with_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
@@ -119,6 +131,8 @@ def test_wrong_arguments_end_with_2(
         (UserCodeError("step 7 raised", "Traceback of the user"), 5, "user_error"),
         (LostWorkerError("fast-0 is gone"), 6, "too_few_workers"),
         (OrchestratorError("odd"), 1, "failed"),
+        (PermissionError(13, "Permission denied", "runs/tiny"), 2, "bad_config"),
+        (OSError(28, "No space left on device"), 1, "failed"),
         (KeyboardInterrupt(), 130, "stopped"),
     ],
 )
@@ -141,6 +155,23 @@ def test_every_error_ends_with_its_own_code_and_status(
     assert str(line["run_dir"]).endswith("/runs/tiny")
     if isinstance(error, UserCodeError):  # the user's own traceback first, once
         assert err.splitlines() == ["Traceback of the user", "lyray: step 7 raised"]
+
+
+def test_our_own_mistake_shows_no_trace_but_names_the_file_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("in the deep")
+
+    monkeypatch.setattr(cli, "_run", fails)
+    assert lyray(monkeypatch, "run", "run.yaml") == 1
+    out, err = capsys.readouterr()
+    assert last_line(out)["status"] == "failed"
+    assert err.startswith("lyray: lyray failed: ZeroDivisionError: in the deep; please report")
+    assert len(err.splitlines()) == 1
+    log = Path(err.split()[-1])
+    assert "in fails" in log.read_text()
+    log.unlink()
 
 
 def test_plan_prints_the_baselines_beside_the_choice(
@@ -195,6 +226,7 @@ def test_a_model_that_fits_on_no_device_is_infeasible(
 ) -> None:
     small = ["--set", "cluster.offers[0].memory_gib=0.001",
              "--set", "cluster.offers[1].memory_gib=0.001"]  # fmt: skip
+    assert lyray(monkeypatch, "simulate", "run.yaml", *small) == 4
     assert lyray(monkeypatch, "plan", "run.yaml", *small) == 4
     out, err = capsys.readouterr()
     assert last_line(out)["status"] == "infeasible"

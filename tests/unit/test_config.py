@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,19 @@ def test_every_mistake_is_listed_at_once() -> None:
         ("- 1", "run.yaml holds no keys"),
         ("a: [1", "run.yaml line 1, column 6: expected ',' or ']'"),
         ("a: 1\na: 2\n", "run.yaml line 2, column 1: key 'a' stands twice; keep one"),
-        ("a: !!python/object:os.system {}", "run.yaml line 1, column 4: could not determine"),
+        ("a: !!python/object:os.system {}", "run.yaml line 1, column 4: the tag !!python/object"),
+        ("a: !!binary x", "run.yaml line 1, column 4: the tag !!binary is not known here"),
+        ("a: !!int ten", "run.yaml line 1, column 4: 'ten' is no int; mend it"),
+        (f"a: {'9' * 5000}", f"run.yaml line 1, column 4: '{'9' * 40}' is no int; mend it"),
+        ("[1]: 2", "run.yaml line 1, column 1: a key is a list or a mapping; write a name"),
+        ("a: &a [*a]", "run.yaml holds values more than 50 levels deep; write them flat"),
+        ("a: " + "[" * 3000, "run.yaml holds values more than 50 levels deep; write them flat"),
+        (
+            "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+            + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in pairwise("abcdef")),
+            "run.yaml holds more than 100,000 values; a run needs fewer",
+        ),
+        ('a: "\\ud800"', r"run.yaml: '\ud800' holds half a character"),
         ("a: \x01", "run.yaml: unacceptable character"),
     ],
 )
@@ -125,12 +138,27 @@ def test_a_wrong_override_names_itself(override: str, message: str) -> None:
     assert message_of(override).startswith(message)
 
 
+def test_a_merged_mapping_is_overridden_by_the_keys_beside_it() -> None:
+    text = GOOD.replace("- {pool: fast,", "- &fast {pool: fast,").replace(
+        "- {pool: slow, kind: t4, count: 2, zone: z2, price_per_hour: 0.35}",
+        "- {<<: *fast, pool: slow, zone: z2}",
+    )
+    fast, slow = RunConfig.parse(text).cluster.offers
+    assert (slow.kind, slow.count, slow.price_per_hour) == (fast.kind, fast.count, 3.67)
+    assert (slow.pool, slow.zone) == ("slow", "z2")
+
+
 def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "long").write_bytes(b" " * 2**21)
     for name, problem in (("none.yaml", "does not exist"), (".", "is a folder"),
-                          ("binary", "is not a text file")):  # fmt: skip
+                          ("binary", "is not a text file"), ("long", "has 2,097,152 bytes"),
+                          ("long/x", "cannot be read: Not a directory"),
+                          ("a\0b", "cannot be read: .* is no path")):  # fmt: skip
         with pytest.raises(ConfigError, match=problem):
             RunConfig.load(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"cannot be read: .*Protocol not known: nonsense"):
+        RunConfig.load("nonsense://run.yaml")
 
 
 def test_the_schema_describes_every_section_and_knows_the_flat_optimizer() -> None:

@@ -1,0 +1,98 @@
+"""The files that a run file or the command line names, read and checked."""
+
+import json
+from pathlib import Path
+
+from orchestrator import storage
+from orchestrator.core.model import ModelProfile, profile_from_json
+from orchestrator.errors import ConfigError
+
+MAX_TEXT_BYTES = 2**20
+"""Of a run file: longer ones are something else."""
+
+
+def read_text(url: str, name: str, mend: str, *, max_bytes: int | None = None) -> str:
+    """Return a text file.
+
+    Args:
+        url: A local path or an fsspec URL.
+        name: What the message calls the file, for example its key and value.
+        mend: What to do about it.
+        max_bytes: Refuse a longer one, unread.
+
+    Raises:
+        ConfigError: If it cannot be read, or is no text.
+    """
+    try:
+        size = storage.size_bytes(url) if max_bytes is not None else 0
+        if max_bytes is None or size <= max_bytes:
+            return storage.read_bytes(url).decode("utf-8-sig")
+        problem = f"has {size:,} bytes"
+    except FileNotFoundError:
+        problem = "does not exist"
+    except IsADirectoryError:
+        problem = "is a folder"
+    except UnicodeDecodeError:
+        problem = "is not a text file"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+    raise ConfigError(f"{name} {problem}; {mend}")
+
+
+def read_profile(url: str) -> ModelProfile:
+    """The profile file that ``cluster.profile`` names.
+
+    Raises:
+        ConfigError: If it cannot be read, is no JSON, or says something impossible.
+    """
+    name = f"cluster.profile {url!r}"
+    text = read_text(url, name, "give the path of a profile file, or leave the key out")
+    try:
+        return profile_from_json(json.loads(text))
+    except json.JSONDecodeError as error:
+        problem = f"is no JSON: line {error.lineno}, {error.msg}"
+    except RecursionError:
+        problem = "is no profile: it holds lists too deep to read"
+    except ValueError as error:
+        problem = f"is wrong: {error}"
+    raise ConfigError(f"{name} {problem}")
+
+
+def check_file(url: str, key: str) -> None:
+    """Check that a key of the run file names a file.
+
+    Raises:
+        ConfigError: If there is none, or the storage cannot be asked.
+    """
+    try:
+        if storage.is_file(url):
+            return
+        problem = "is no file" if storage.exists(url) else "does not exist"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+    raise ConfigError(f"{key} is {url!r}, which {problem}; give a file")
+
+
+def check_folder(url: str, key: str) -> None:
+    """Check that a folder can be made at a URL, and make nothing.
+
+    Raises:
+        ConfigError: If a file stands in its way, it is read-only, or the URL's driver is not
+            installed.
+    """
+    try:
+        problem = storage.obstacle(url)
+    except OSError as error:
+        problem = str(error.strerror or error)
+    if problem:
+        raise ConfigError(f"{key} is {url!r}: {problem}; give a folder that can be written to")
+
+
+def check_output(path: str, option: str) -> None:
+    """Check the name of a file that will be written.
+
+    Raises:
+        ConfigError: If it is empty or names a folder.
+    """
+    if not path or ("://" not in path and Path(path).is_dir()):
+        raise ConfigError(f"{option} {path!r} names no file; give the path of a file to write")

@@ -66,6 +66,9 @@ class ModelState:
     def __init__(self, layers: Sequence[nn.Module], device: torch.device) -> None:
         self.layers = tuple(layers)
         self.device = device
+        self._shapes = tuple(  # of the whole model: a layer that is not held has lost them
+            {name: tuple(p.shape) for name, p in layer.named_parameters()} for layer in self.layers
+        )
         self.held: frozenset[int] = frozenset()
         self._optimizer_state: dict[nn.Parameter, OptimizerState] = {}
 
@@ -88,16 +91,20 @@ class ModelState:
         """Take over the state of one layer, which is held from now on.
 
         Raises:
-            ValueError: If the parameters are not those of the layer.
+            ConfigError: If the parameters are not those of the layer.
         """
         module = self.layers[layer]
         parameters = dict(module.named_parameters())
-        names = {key.removeprefix("param/") for key in tensors if key.startswith("param/")}
-        if names != set(parameters):
-            raise ValueError(
-                f"layer {layer} has the parameters {sorted(parameters)}, but its state holds "
-                f"{sorted(names)}; it comes from another model"
-            )
+        wanted = {f"param/{name}": shape for name, shape in self._shapes[layer].items()}
+        found = {key: tuple(t.shape) for key, t in tensors.items() if key.startswith("param/")}
+        for key in sorted(wanted.keys() | found.keys()):
+            if wanted.get(key) != found.get(key):
+                raise ConfigError(
+                    f"layer {layer}: {key.removeprefix('param/')} has the shape "
+                    f"{found.get(key, 'of nothing')} in the state, but {wanted.get(key, 'none')} "
+                    "in the model; it comes from another model: restore training.task and its "
+                    "task_args, or start under another run.name"
+                )
         for name, parameter in parameters.items():
             parameter.data = tensors[f"param/{name}"].to(self.device)
             prefix = f"optim/{name}/"
@@ -247,15 +254,23 @@ def load_layer(folder: str, manifest: CheckpointManifest, layer: int) -> Tensors
     """Read one layer's file.
 
     Raises:
-        ValueError: If the manifest lacks the layer or the file is not the one that was written.
-        FileNotFoundError: If the file is gone.
+        ConfigError: If the manifest lacks the layer, or the file is gone or not the one that
+            was written.
     """
     found = [file for file in manifest.files if file.layer == layer]
     if not found:
-        raise ValueError(f"the checkpoint of step {manifest.step} has no file for layer {layer}")
-    data = storage.read_bytes(storage.join(folder, found[0].path))
+        raise ConfigError(
+            f"{folder} has no file for layer {layer}; it comes from another model, or resume from "
+            "another checkpoint"
+        )
+    try:
+        data = storage.read_bytes(storage.join(folder, found[0].path))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{storage.join(folder, found[0].path)} is gone; resume from another checkpoint"
+        ) from None
     if hashlib.sha256(data).hexdigest() != found[0].checksum:
-        raise ValueError(
+        raise ConfigError(
             f"{storage.join(folder, found[0].path)} is damaged: its checksum is not that of the "
             "manifest; resume from another checkpoint"
         )

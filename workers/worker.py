@@ -185,6 +185,12 @@ class Worker:
         moves = find_moves(now, owners, wished)
         move_layers(state, moves, rank, self._transport, self._spec.timeout_s)
         mine = frozenset(layer for layer, own in enumerate(owners) if rank in own)
+        if assignment.restore is not None and assignment.restore.num_layers != len(owners):
+            raise ConfigError(
+                f"the checkpoint of step {assignment.restore.step} has "
+                f"{assignment.restore.num_layers} layers, but the model has {len(owners)}; restore "
+                "training.task and its task_args, or start under another run.name"
+            )
         for layer in sorted(mine - state.held):
             if assignment.restore is not None:
                 folder = checkpoint_folder(self._spec.run_url, assignment.restore.step)

@@ -115,8 +115,14 @@ def test_module_that_stands_twice_keeps_its_buffers_while_one_place_stays() -> N
 
 def test_state_of_another_model_is_refused() -> None:
     state = ModelState([Block(4)], CPU)
-    with pytest.raises(ValueError, match="it comes from another model"):
-        state.load(0, {"param/other": torch.zeros(1)})
+    good = {key: t for key, t in state.tensors(0).items() if key.startswith("param/")}
+    name = next(iter(good))
+    for other in (
+        {"param/other": torch.zeros(1)},  # a model with other layers
+        {**good, name: torch.zeros(3, 5)},  # one of another width
+    ):
+        with pytest.raises(ConfigError, match=r"layer 0: .* it comes from another model"):
+            state.load(0, other)
 
 
 def test_layer_file_holds_all_of_its_state_and_its_checksum(tmp_path: Path) -> None:
@@ -125,7 +131,7 @@ def test_layer_file_holds_all_of_its_state_and_its_checksum(tmp_path: Path) -> N
     manifest = CheckpointManifest(1, 1, (file,), 1, 0, 0)
     assert file.size_bytes == (tmp_path / file.path).stat().st_size
     assert same_bits(load_layer(str(tmp_path), manifest, 0), state.tensors(0))
-    with pytest.raises(ValueError, match="no file for layer 1"):
+    with pytest.raises(ConfigError, match="no file for layer 1"):
         load_layer(str(tmp_path), manifest, 1)
 
 

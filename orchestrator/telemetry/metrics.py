@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from orchestrator import storage
 from orchestrator.core.slot import PHASES, SlotJournal, SlotRecord, StepReport
+from orchestrator.errors import ConfigError
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -160,7 +161,7 @@ class Exporter:
         """Start to listen, on the next free port when the wanted one is taken.
 
         Raises:
-            OSError: If the address cannot be listened on at all.
+            ConfigError: If the address cannot be listened on at all.
         """
         import prometheus_client  # noqa: PLC0415 - `lyray validate` must not load it
 
@@ -338,12 +339,15 @@ class Exporter:
                 server, _ = start_http_server(tried, host, self.registry)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    raise
+                    raise ConfigError(
+                        f"metrics.host {host!r}, port {tried}: {error.strerror or error}; write an "
+                        "address of this machine, for example 127.0.0.1, and a port you may use"
+                    ) from None
             else:
                 return server
-        raise OSError(
-            errno.EADDRINUSE,
-            f"ports {port} to {port + MAX_PORTS_TRIED - 1} of {host} are taken; set metrics.port",
+        raise ConfigError(
+            f"metrics.port: ports {port} to {port + MAX_PORTS_TRIED - 1} of {host} are taken; "
+            "write 0 for any free port"
         )
 
     def _count(self, name: str, amount: float, *labels: str) -> None:

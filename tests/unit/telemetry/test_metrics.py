@@ -20,6 +20,7 @@ from orchestrator.core.slot import (
     SlotRecord,
     StepReport,
 )
+from orchestrator.errors import ConfigError
 from orchestrator.telemetry.metrics import METRICS, Exporter, MetricsOptions, RunFacts
 from tests.unit.builders import make_device, make_group, make_plan
 
@@ -223,3 +224,9 @@ def test_importing_the_options_does_not_load_the_client() -> None:
     code = "import sys, orchestrator.telemetry.metrics; print('prometheus_client' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no host at all"])
+def test_an_address_of_another_machine_is_named_with_its_key(host: str) -> None:
+    with pytest.raises(ConfigError, match=rf"metrics.host '{host}', port 0: .*; write an address"):
+        Exporter(0, host, "run")

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -265,7 +266,7 @@ def _plan(config: "RunConfig", *, as_json: bool, html: str | None) -> None:
 
     if html is not None:
         check_output(html, "--html")
-    found = what_if(config, _measured(config))
+    found = what_if(config, _measured(config), stopwatch=time.monotonic)
     written = []
     if html is not None:
         page = plan_page(

@@ -1,7 +1,7 @@
 """What a file would lead to in its first slot: the chosen plan and the baselines beside it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.config import RunConfig
@@ -11,6 +11,7 @@ from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem, first_problem
 from orchestrator.errors import InfeasibleError
+from orchestrator.planning.constraints import broken, make_rows
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import timeline
 from orchestrator.reports.plan_page import Timeline
@@ -59,11 +60,16 @@ def figures_of(config: RunConfig, measured: ModelProfile) -> tuple[ClusterState,
     )
 
 
-def what_if(config: RunConfig, measured: ModelProfile) -> WhatIf:
+def what_if(config: RunConfig, measured: ModelProfile, *, stopwatch: Callable[[], float]) -> WhatIf:
     """Plan the first slot with the file's strategy and with the baselines beside it.
 
+    Args:
+        config: The whole file.
+        measured: As measured or read, unscaled.
+        stopwatch: Seconds from any start; every search ends after ``control.plan_deadline_s``.
+
     Raises:
-        InfeasibleError: If the file's own strategy finds no plan that fits.
+        InfeasibleError: If the file's own strategy finds no plan that fits and obeys the limits.
         ConfigError: If the profile does not serve the cluster.
     """
     cluster, model = figures_of(config, measured)
@@ -76,16 +82,17 @@ def what_if(config: RunConfig, measured: ModelProfile) -> WhatIf:
         seed=config.run.seed,
     )
     strategy = config.control.strategy
-    best = _first_running(strategy, problem)
+    search = _Search(config, problem, stopwatch)
+    best = search.first_running(strategy)
     rows = [replace(_row(strategy, best, cluster, speedup), chosen=True)]
-    affordable = _within_budget(strategy, problem, best)
+    affordable = search.within_budget(strategy, best)
     if affordable is not None:
         rows.append(_row(f"{strategy} in budget", affordable, cluster, speedup))
     for name in PLAN_BASELINES:
         if name == strategy:
             continue
         try:
-            rows.append(_row(name, _first_running(name, problem), cluster, speedup))
+            rows.append(_row(name, search.first_running(name), cluster, speedup))
         except InfeasibleError as error:
             rows.append(_refused(name, str(error)))
     cost = CostModel(problem)
@@ -93,7 +100,7 @@ def what_if(config: RunConfig, measured: ModelProfile) -> WhatIf:
         problem=problem,
         rows=tuple(rows),
         timelines=tuple(timeline(cost, g, best.plan.schedule) for g in best.plan.groups),
-        notes=tuple(_notes(config, problem, rows)),
+        notes=(*_notes(config, problem, rows), *search.notes),
     )
 
 
@@ -111,33 +118,73 @@ def what_if_data(config: RunConfig, found: WhatIf) -> dict[str, Json]:
     }
 
 
-def _first_running(strategy: str, problem: PlanningProblem) -> Candidate:
-    """A strategy's best candidate; idle only where it has nothing else."""
-    found = make_strategy(strategy).propose(problem, out_of_time=_never)
-    return next((c for c in found if not c.plan.is_idle), found[0])
+class _Search:
+    """Asks strategies for plans of one problem; each answer takes ``plan_deadline_s`` at most."""
 
+    def __init__(
+        self, config: RunConfig, problem: PlanningProblem, stopwatch: Callable[[], float]
+    ) -> None:
+        self._problem, self._stopwatch = problem, stopwatch
+        self._deadline_s = config.control.plan_deadline_s
+        self._limits = make_rows(
+            config.budget.limits, billing_speedup=config.emulation.billing_speedup
+        )
+        self.notes: list[str] = []
 
-def _within_budget(strategy: str, problem: PlanningProblem, best: Candidate) -> Candidate | None:
-    """The fastest plan at or below the average budget, None when the best one is."""
-    budget = problem.budget_usd_per_s
-    if best.estimate.cost_usd_per_s <= budget:
-        return None
-    proposer = make_strategy(strategy)
-    low, high = 0.0, best.estimate.samples_per_usd
-    found: Candidate | None = None
-    for _ in range(_PRICE_ROUNDS):
-        price = high if found is None else (low + high) / 2
-        candidates = proposer.propose(replace(problem, backlog_usd=price), out_of_time=_never)
-        fitting = [c for c in candidates if 0 < c.estimate.cost_usd_per_s <= budget]
-        fitting = [c for c in fitting if not c.plan.is_idle]
-        if fitting:
-            fastest = max(fitting, key=lambda c: c.estimate.samples_per_s)
-            if found is None or fastest.estimate.samples_per_s > found.estimate.samples_per_s:
-                found = fastest
-            high = price
-        else:
-            low, high = price, high if found else 2 * high
-    return found
+    def first_running(self, strategy: str) -> Candidate:
+        """A strategy's best candidate that obeys the limits; idle only where it has nothing else.
+
+        Raises:
+            InfeasibleError: If there is none.
+        """
+        out_of_time = self._deadline()
+        found = make_strategy(strategy).propose(self._problem, out_of_time=out_of_time)
+        if out_of_time():
+            self.notes.append(
+                f"The search of {strategy} was cut off after {self._deadline_s:g} s; "
+                "control.plan_deadline_s allows more."
+            )
+        running = [c for c in found if not c.plan.is_idle]
+        obedient = self._obedient(running)
+        if running and not obedient:
+            limits = ", ".join(row.name for row in self._limits)
+            raise InfeasibleError(
+                f"no plan found obeys every limit of budget.limits ({limits}); raise the limits"
+            )
+        return obedient[0] if obedient else found[0]
+
+    def within_budget(self, strategy: str, best: Candidate) -> Candidate | None:
+        """The fastest plan at or below the average budget, None when the best one is."""
+        budget = self._problem.budget_usd_per_s
+        if best.plan.is_idle or best.estimate.cost_usd_per_s <= budget:
+            return None
+        proposer, out_of_time = make_strategy(strategy), self._deadline()
+        low, high = 0.0, best.estimate.samples_per_usd
+        found: Candidate | None = None
+        for _ in range(_PRICE_ROUNDS):
+            price = high if found is None else (low + high) / 2
+            priced = replace(self._problem, backlog_usd=price)
+            candidates = self._obedient(proposer.propose(priced, out_of_time=out_of_time))
+            fitting = [c for c in candidates if 0 < c.estimate.cost_usd_per_s <= budget]
+            fitting = [c for c in fitting if not c.plan.is_idle]
+            if fitting:
+                fastest = max(fitting, key=lambda c: c.estimate.samples_per_s)
+                if found is None or fastest.estimate.samples_per_s > found.estimate.samples_per_s:
+                    found = fastest
+                high = price
+            else:
+                low, high = price, high if found else 2 * high
+            if out_of_time():
+                break
+        return found
+
+    def _obedient(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        cost = CostModel(self._problem)
+        return [c for c in candidates if broken(cost, self._limits, c) is None]
+
+    def _deadline(self) -> Callable[[], bool]:
+        end_s = self._stopwatch() + self._deadline_s
+        return lambda: self._stopwatch() > end_s
 
 
 def _row(name: str, candidate: Candidate, cluster: ClusterState, speedup: float) -> PlanRow:
@@ -146,10 +193,6 @@ def _row(name: str, candidate: Candidate, cluster: ClusterState, speedup: float)
 
 def _refused(name: str, problem: str) -> PlanRow:
     return PlanRow(name, Plan(0, ""), IDLE_ESTIMATE, 0.0, None, problem=problem)
-
-
-def _never() -> bool:
-    return False
 
 
 def _notes(config: RunConfig, problem: PlanningProblem, rows: Sequence[PlanRow]) -> list[str]:

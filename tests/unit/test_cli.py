@@ -311,3 +311,21 @@ def test_the_module_is_the_same_program(folder: Path) -> None:
         capture_output=True, text=True, cwd=folder, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_plan_obeys_the_limits_and_ends_with_4_where_none_can(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    config = (folder / "run.yaml").read_text()
+    zoned = config.replace("kind: t4,", "kind: t4, zone: z2,").replace(
+        "links: [", "links: [{between: [z1, z2], latency_s: 0.001, bandwidth_gbytes_per_s: 1}, "
+    )
+    limited = zoned.replace("usd: 4.0}", "usd: 4.0, limits: [{zone: z2, max_per_hour_usd: 0.3}]}")
+    (folder / "run.yaml").write_text(limited)
+    assert lyray(monkeypatch, "plan", "run.yaml", "--json") == 0
+    chosen = json.loads(capsys.readouterr().out)["candidates"][0]
+    assert chosen["plan"]["idle"] == ["slow-0"]
+    share = "{pool: slow, min_share: 0.5}"
+    (folder / "run.yaml").write_text(limited.replace("0.3}]", f"0.3}}, {share}]"))
+    assert lyray(monkeypatch, "plan", "run.yaml") == 4
+    assert "budget.limits (zone z2, share slow)" in str(last_line(capsys.readouterr().out))

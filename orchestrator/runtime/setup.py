@@ -14,21 +14,10 @@ import ray
 from orchestrator import storage
 from orchestrator.config import RunConfig
 from orchestrator.control.backend import ClusterOptions
-from orchestrator.control.pools import (
-    auto_time_scale,
-    build_cluster,
-    build_kinds,
-    complete_profile,
-    emulated_profile,
-)
-from orchestrator.core.cluster import ClusterState
-from orchestrator.core.model import (
-    ModelProfile,
-    TrainingOptions,
-    profile_from_json,
-    profile_to_json,
-)
+from orchestrator.control.pools import build_cluster, run_figures
+from orchestrator.core.model import ModelProfile, profile_from_json, profile_to_json
 from orchestrator.errors import ConfigError
+from orchestrator.inputs import read_profile
 from orchestrator.runtime.backend import connect, load_everywhere, start_fleet
 from orchestrator.runtime.fleet import Fleet, Place
 from orchestrator.runtime.inventory import found_nodes, price_nodes
@@ -86,8 +75,14 @@ def set_up(config: RunConfig, working_dir: str, say: Callable[[str], None]) -> R
     connect(config, fleet, host="127.0.0.1" if emulated else _ray.util.get_node_ip_address())
     say("measuring the model")
     measured = _measured(config, fleet, options)
-    num_samples = _num_samples(config.training, task.dataset_samples)
-    cluster, model = _figures(config, options, measured)
+    num_samples = config.training.num_samples(task.dataset_samples)
+    cluster, model = run_figures(
+        options,
+        config.emulation,
+        config.training,
+        measured,
+        num_cores=len(os.sched_getaffinity(0)),
+    )
     truth = EmulatedTruth(
         cluster=cluster,
         model=model,
@@ -106,14 +101,6 @@ def set_up(config: RunConfig, working_dir: str, say: Callable[[str], None]) -> R
     )
 
 
-def _num_samples(training: TrainingOptions, dataset_samples: int) -> int:
-    """Samples of the whole run; only ``epochs`` can leave a short last step."""
-    if training.steps is not None:
-        return training.steps * training.global_batch
-    assert training.epochs is not None, "one of steps and epochs is given"
-    return training.epochs * dataset_samples
-
-
 def _measured(config: RunConfig, fleet: Fleet, options: ClusterOptions) -> ModelProfile:
     """The layers' figures: of an earlier life, of the user's file, or measured now.
 
@@ -123,7 +110,7 @@ def _measured(config: RunConfig, fleet: Fleet, options: ClusterOptions) -> Model
     if storage.exists(stored):
         return profile_from_json(json.loads(storage.read_bytes(stored)))
     if config.cluster.profile is not None:
-        profile = profile_from_json(json.loads(storage.read_bytes(config.cluster.profile)))
+        profile = read_profile(config.cluster.profile)
     else:
         devices = build_cluster(options).devices
         if config.cluster.source == "emulated":
@@ -144,33 +131,6 @@ def _measured(config: RunConfig, fleet: Fleet, options: ClusterOptions) -> Model
         profile = replace(first, times=tuple(t for part in parts for t in part))
     storage.write_json(stored, profile_to_json(profile))
     return profile
-
-
-def _figures(
-    config: RunConfig, options: ClusterOptions, measured: ModelProfile
-) -> tuple[ClusterState, ModelProfile]:
-    """Cluster and profile in seconds of the run; emulated ones are stretched here, once."""
-    kinds, training = build_kinds(options), config.training
-    if config.cluster.source != "emulated":
-        model = complete_profile(
-            measured, kinds, training.precision, microbatch=training.microbatch
-        )
-        return build_cluster(options), model
-    scale = config.emulation.time_scale
-    if isinstance(scale, str):
-        scale = auto_time_scale(
-            measured,
-            kinds,
-            Counter(device.kind for device in build_cluster(options).devices),
-            num_cores=len(os.sched_getaffinity(0)),
-            global_batch=training.global_batch,
-            microbatch=training.microbatch,
-        )
-    cluster = build_cluster(
-        options, billing_speedup=config.emulation.billing_speedup, time_scale=scale
-    )
-    model = emulated_profile(measured, kinds, time_scale=scale, precision=training.precision)
-    return cluster, model
 
 
 def _threads(places: tuple[Place, ...]) -> int:

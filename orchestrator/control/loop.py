@@ -10,8 +10,8 @@ from orchestrator.control.backend import Backend
 from orchestrator.control.chooser import CAP_REACHED, Choice, Chooser, incumbent_estimate
 from orchestrator.control.leases import LeaseBook
 from orchestrator.control.ledger import Ledger
-from orchestrator.control.records import Clock, Scribe, Settled, Totals, make_record
-from orchestrator.control.recovery import FailureOptions, judge
+from orchestrator.control.records import Clock, Scribe, Settled, Totals, all_done, make_record
+from orchestrator.control.recovery import judge
 from orchestrator.control.traffic import Traffic, move_traffic, step_traffic
 from orchestrator.control.treasury import Treasury
 from orchestrator.core.cluster import ClusterState
@@ -20,6 +20,7 @@ from orchestrator.core.model import ModelProfile, TrainingOptions
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import (
     IDLE_ESTIMATE,
+    Candidate,
     CommittedStep,
     Decision,
     DeviceLost,
@@ -35,6 +36,7 @@ from orchestrator.core.slot import (
 from orchestrator.errors import OrchestratorError
 from orchestrator.planning.constraints import make_rows
 from orchestrator.planning.cost import CostModel
+from orchestrator.planning.guards import slot_bill_usd
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import BudgetOptions
 from orchestrator.telemetry.estimator import Estimator
@@ -53,7 +55,6 @@ class LoopOptions:
     training: TrainingOptions
     budget: BudgetOptions
     control: ControlOptions
-    failure: FailureOptions = field(default_factory=FailureOptions)
     billing_speedup: float = 1.0
     num_steps: int
     num_samples: int
@@ -121,6 +122,7 @@ class ControlLoop:
         )
         self._slot = state.slot if state else 0
         self._num_replans = state.num_replans if state else 0
+        self._num_skipped = state.num_skipped if state else 0
         self._checkpoint_step = state.checkpoint_step if state else None
         self._restarted = state is not None
         self._first_look = True
@@ -148,7 +150,9 @@ class ControlLoop:
         slot = self._settle(observation)
         self._judge(observation)
         if self._leases.next_step >= self.options.num_steps:
-            return self._finish("finished", f"all {self.options.num_steps} steps are done", slot)
+            return self._finish(
+                "finished", all_done(self.options.num_steps, self._num_skipped), slot
+            )
         choice = self._choose(slot)
         if exhausted := self._exhausted(choice.decision, slot):
             return self._finish("budget", exhausted, slot)
@@ -187,10 +191,12 @@ class ControlLoop:
         bill_usd = fsum(entry.usd + entry.egress_usd for entry in entries)
         self._treasury.charge(bill_usd, since, now, running.predicted)
         scribe = self._scribe()
+        self._num_skipped += sum(step.skipped for step in steps)
         newly_lasting = [d for d in self._estimator.lasting_stragglers if d not in lasting]
         events = [
             *first_events,
             *self._checkpointed(observation.checkpoint_step),
+            *scribe.skipped(steps),
             *scribe.cluster_events(observation.events),
             *scribe.prices(since, now, self._clock),
             *scribe.stragglers(stragglers, self._estimator.stragglers, newly_lasting, now),
@@ -282,8 +288,8 @@ class ControlLoop:
             if decision.reason.startswith(CAP_REACHED):
                 return decision.reason
             view = self._treasury.view(self._ledger.spent_usd, self._estimator.cluster)
-            standing_usd_per_s = CostModel(self._problem()).standing_usd_per_s
-            if standing_usd_per_s * self.options.control.slot_s > view.left_usd:
+            idle = Candidate(decision.plan, IDLE_ESTIMATE)
+            if slot_bill_usd(self._problem(), idle, self.options.control.slot_s) > view.left_usd:
                 return f"{CAP_REACHED}: the devices present cost more than is left, even unused"
         elif decision.run_until_s and self._decision.run_until_s and not slot.steps:
             return f"{CAP_REACHED}: what is left does not pay for another step"
@@ -353,6 +359,7 @@ class ControlLoop:
             checkpoint_step=self._checkpoint_step,
             slowdowns=tuple((d.device_id, d.slowdown) for d in cluster.devices),
             num_replans=self._num_replans,
+            num_skipped=self._num_skipped,
             holds=self._ledger.holds,
             forgiven_usd=treasury.queues.forgiven_usd,
             slot_bill_max_usd=treasury.slot_bill_max_usd,

@@ -26,6 +26,8 @@ from orchestrator.core.slot import (
 if TYPE_CHECKING:
     from orchestrator.control.chooser import Choice
 
+NOT_FINITE = "the gradient was not finite"
+
 
 @dataclass(frozen=True, slots=True)
 class Settled:
@@ -280,6 +282,20 @@ class Scribe:
     def note(self, kind: RunEventKind, detail: str) -> RunEvent:
         """Anything else that concerns the run as a whole."""
         return self._event(kind, detail)
+
+    def skipped(self, steps: Sequence[CommittedStep]) -> tuple[RunEvent, ...]:
+        """Steps of the slot that changed nothing."""
+        num_skipped = sum(step.skipped for step in steps)
+        if not num_skipped:
+            return ()
+        detail = f"{num_skipped} of {len(steps)} steps changed nothing: {NOT_FINITE}"
+        return (self._event("skipped", detail),)
+
+
+def all_done(num_steps: int, num_skipped: int) -> str:
+    """Why a run ends that has run all its steps."""
+    done = f"all {num_steps} steps are done"
+    return f"{done}, but {num_skipped} changed nothing: {NOT_FINITE}" if num_skipped else done
 
 
 def _compute_by_device(slot: Settled) -> dict[str, list[float]]:

@@ -111,6 +111,7 @@ class ControlState:
     num_failures: int = 0
     num_preemptions: int = 0
     num_replans: int = 0
+    num_skipped: int = 0  # steps without an update: the gradient was not finite
     holds: tuple[Hold, ...] = ()
     forgiven_usd: float = 0.0  # cut off the backlog by ``budget.queue_cap``
     slot_bill_max_usd: float = 0.0  # C_max so far

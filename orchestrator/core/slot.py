@@ -312,7 +312,7 @@ class CommittedStep:
 
 RunEventKind = Literal[
     "started", "resumed", "joined", "lost", "notice", "failed", "straggler", "recovered", "replan",
-    "price", "fallback", "checkpoint", "finished", "budget", "stopped",
+    "price", "fallback", "checkpoint", "skipped", "finished", "budget", "stopped",
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from orchestrator.control.records import (
     Clock,
     Scribe,
     Settled,
+    all_done,
     bubble_ratio,
     device_views,
     group_step_s,
@@ -151,3 +152,15 @@ def test_keeping_the_plan_is_no_event() -> None:
     switched = replace(decision, kind="switch", reason="switch: x", migration=Migration((), 0.3))
     (event,) = Scribe(0.0, 0).decision(switched)
     assert (event.kind, event.detail, event.duration_s) == ("replan", "switch: x", 0.3)
+
+
+def test_steps_that_changed_nothing_are_told_and_kept_for_the_end() -> None:
+    step, scribe = CommittedStep(0, 1, 0, 8, step_s=1.0, ended_s=1.0), Scribe(0.0, 0)
+    (event,) = scribe.skipped([replace(step, skipped=k != 1) for k in range(3)])
+    assert event.kind == "skipped"
+    assert event.detail == "2 of 3 steps changed nothing: the gradient was not finite"
+    assert scribe.skipped([step]) == ()
+    assert all_done(10, 0) == "all 10 steps are done"
+    assert all_done(10, 2) == (
+        "all 10 steps are done, but 2 changed nothing: the gradient was not finite"
+    )

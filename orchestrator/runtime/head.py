@@ -16,6 +16,7 @@ from orchestrator.core.slot import (
     RunEvent,
     SlotJournal,
     SlotRecord,
+    first_problem,
 )
 from orchestrator.errors import OrchestratorError
 from orchestrator.planning.assignment import SlotAssignment
@@ -172,8 +173,7 @@ class Head:
             training=config.training,
             budget=config.budget,
             control=config.control,
-            failure=config.failure,
-            billing_speedup=config.emulation.billing_speedup if rig.truth else 1.0,
+            billing_speedup=config.emulation.billing_speedup,
             num_steps=rig.num_steps,
             num_samples=rig.num_samples,
             dataset_samples=rig.dataset_samples,
@@ -186,19 +186,12 @@ class Head:
         if storage.exists(url):
             return
         config = self._config
-        speedup = config.emulation.billing_speedup if rig.truth else 1.0
-        problem = PlanningProblem(
-            cluster=rig.cluster,
-            model=rig.model,
-            batch_samples=config.training.global_batch,
-            microbatch_samples=config.training.microbatch,
-            schedules=config.training.schedules,
-            max_team=backend.capabilities.max_team,
-            overlap=False,
-            penalty_weight=1.0,
-            backlog_usd=0.0,
+        speedup = config.emulation.billing_speedup
+        problem = first_problem(
+            rig.cluster,
+            rig.model,
+            config.training,
             budget_usd_per_s=config.budget.average_per_hour_usd / 3600.0 * speedup,
-            incumbent=None,
             seed=config.run.seed,
         )
         self._say(f"comparing {len(comparing.strategies)} strategies with joint")

@@ -7,7 +7,7 @@ from orchestrator.control.backend import EmulatedEvent
 from orchestrator.core.cluster import ClusterState, Offer
 from orchestrator.core.model import ModelProfile, TrainingOptions
 from orchestrator.core.plan import Group, Plan
-from orchestrator.core.slot import PlanningProblem
+from orchestrator.core.slot import first_problem
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 
@@ -82,8 +82,9 @@ class EmulatedTruth:
 
         The end of a step is shared by all: it is timed at the speeds of ``first_step``.
         """
-        normal = CostModel(self._problem(self.cluster))
-        now = CostModel(self._problem(self._cluster_at(first_step)))
+        normal = CostModel(first_problem(self.cluster, self.model, self.training))
+        slowed = self._cluster_at(first_step)
+        now = CostModel(first_problem(slowed, self.model, self.training))
         estimate = retime(now, plan.groups, plan.schedule)
         found: dict[str, StageTruth] = {}
         for group in plan.groups:
@@ -122,22 +123,6 @@ class EmulatedTruth:
                 replace(d, slowdown=self.slowdown_at(d.device_id, step))
                 for d in self.cluster.devices
             ),
-        )
-
-    def _problem(self, cluster: ClusterState) -> PlanningProblem:
-        """What the cost model wants to know; weights and backlog play no part in durations."""
-        return PlanningProblem(
-            cluster=cluster,
-            model=self.model,
-            batch_samples=self.training.global_batch,
-            microbatch_samples=self.training.microbatch,
-            schedules=self.training.schedules,
-            max_team=1,
-            overlap=False,
-            penalty_weight=1.0,
-            backlog_usd=0.0,
-            budget_usd_per_s=1.0,
-            incumbent=None,
         )
 
 

@@ -91,7 +91,6 @@ def rehearse(config: RunConfig, measured: ModelProfile, *, days: float, strategy
             training=config.training,
             budget=config.budget,
             control=config.control,
-            failure=config.failure,
             billing_speedup=speedup,
             num_steps=steps,
             num_samples=num_samples,

@@ -64,12 +64,11 @@ def slot_bill_usd(
     ]
     for device in cluster.devices:
         offer = cluster.offer(device.pool)
-        if device.device_id in used:
-            billed_s = _blocks_s(offer, duration_s + overrun_s, held=device.device_id in held)
-        elif offer.billed == "while_present":
-            billed_s = duration_s + overrun_s
-        else:
+        standing = offer.billed == "while_present"  # used or not, and held since the first slot
+        if device.device_id not in used and not standing:
             continue
+        goes_on = device.device_id in held or (standing and problem.incumbent is not None)
+        billed_s = _blocks_s(offer, duration_s + overrun_s, held=goes_on)
         foreseen, worst = _upper_prices_usd_per_s(offer)
         dollars += [foreseen * billed_s, (worst - foreseen) * overrun_s]
     return math.fsum(dollars)
@@ -113,10 +112,20 @@ def affordable_s(
 
 
 def _blocks_s(offer: Offer, duration_s: float, *, held: bool) -> float:
-    """Billed seconds, whole quanta; a fresh device pays its minimum, a held one a quantum more."""
-    if offer.quantum_s > 0:
-        duration_s = math.ceil(duration_s / offer.quantum_s) * offer.quantum_s
-    return duration_s + offer.quantum_s if held else max(duration_s, offer.minimum_s)
+    """Billed seconds, in whole blocks: a fresh device's first one lasts its minimum.
+
+    Of a held device nobody knows how far its block has got: one more may start.
+    """
+    if held:
+        return _quanta_s(offer, duration_s) + offer.quantum_s
+    first_s = offer.minimum_s if offer.minimum_s > offer.quantum_s else 0.0
+    return first_s + _quanta_s(offer, max(0.0, duration_s - first_s))
+
+
+def _quanta_s(offer: Offer, duration_s: float) -> float:
+    if offer.quantum_s == 0:
+        return duration_s
+    return math.ceil(duration_s / offer.quantum_s) * offer.quantum_s
 
 
 def _upper_prices_usd_per_s(offer: Offer) -> tuple[float, float]:

@@ -98,6 +98,19 @@ def test_total_usd_is_never_exceeded(total_usd: float, block_s: float) -> None:
     assert_budget_kept(run)
 
 
+@pytest.mark.parametrize("total_usd", [0.2, 0.31, 1.0])
+@pytest.mark.parametrize("minimum_s", [0.0, 90.0, 600.0])
+def test_total_usd_holds_although_unused_devices_pay_blocks_ahead(
+    total_usd: float, minimum_s: float
+) -> None:
+    present = demo_cluster(billed="while_present", minimum_s=minimum_s, quantum_s=60.0)
+    budget = BudgetOptions(average_per_hour_usd=12.0, horizon_hours=4, total_usd=total_usd)
+    run = rehearsal(budget=budget, cluster=present).run(max_slots=200)
+    assert run.loop.outcome is not None
+    assert run.loop.outcome.status == "budget"
+    assert run.records[-1].spent_usd <= total_usd
+
+
 def test_most_of_the_total_is_used_before_the_run_stops_for_it() -> None:
     budget = BudgetOptions(average_per_hour_usd=4.0, horizon_hours=4, total_usd=1.0)
     run = rehearsal(budget=budget).run(max_slots=2000)

@@ -266,6 +266,29 @@ def test_bill_counts_minimum_blocks_and_highest_prices() -> None:
     assert slot_bill_usd(held, plan, 10.0) == pytest.approx(2e-3 * 120)  # one block may start
 
 
+def test_bill_counts_the_blocks_that_follow_a_fresh_devices_minimum() -> None:
+    offer = Offer(
+        pool="d", kind="gpu", zone="z1", price_usd_per_s=1e-3, minimum_s=100.0, quantum_s=60.0,
+        max_price_usd_per_s=1e-3,
+    )  # fmt: skip
+    fresh = problem_of(cluster=replace(make_cluster(DEVICES), offers=(offer,)))
+    plan = candidate(0, rate=8.0, dollars=1e-3)
+    assert slot_bill_usd(fresh, plan, 90.0) == pytest.approx(1e-3 * 100)
+    assert slot_bill_usd(fresh, plan, 110.0) == pytest.approx(1e-3 * 160)
+
+
+def test_bill_counts_the_blocks_of_devices_that_are_present_and_unused() -> None:
+    offer = Offer(
+        pool="d", kind="gpu", zone="z1", price_usd_per_s=1e-3, minimum_s=600.0, quantum_s=60.0,
+        billed="while_present", max_price_usd_per_s=1e-3,
+    )  # fmt: skip
+    fresh = problem_of(cluster=replace(make_cluster(DEVICES), offers=(offer,)))
+    plan = candidate(0, rate=8.0, dollars=1e-3)
+    held = replace(fresh, incumbent=plan.plan)
+    assert slot_bill_usd(fresh, plan, 10.0) == pytest.approx(4 * 1e-3 * 600)
+    assert slot_bill_usd(held, plan, 10.0) == pytest.approx(4 * 1e-3 * 120)
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [

@@ -12,17 +12,18 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in t
 
 from orchestrator.config import RunConfig
 from orchestrator.control.backend import Capabilities
+from orchestrator.control.leases import committed_step
 from orchestrator.control.persistence import CheckpointStore
 from orchestrator.control.recovery import judge
 from orchestrator.core.cluster import Offer
 from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.model import ModelProfile
-from orchestrator.core.plan import Move, Plan
+from orchestrator.core.plan import Move, Plan, step_range
 from orchestrator.core.schedule import SCHEDULES
 from orchestrator.core.slot import ClusterEvent, CommittedStep, Decision, Observation, StepReport
 from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.fleet import LINGER_S, Fleet, Place
-from orchestrator.runtime.progress import Meter, committed_step
+from orchestrator.runtime.progress import Meter
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.watch import WAKE_S, Watch
 from workers.actor import WorkerActor
@@ -192,20 +193,19 @@ class RayBackend:
 
     def _follow(self) -> None:
         """Do what has become due: manifests of whole checkpoints, emulated events, lost devices."""
+        batch, total = self._config.training.global_batch, self._rig.num_samples
         for reports in self._watch.progress.fresh():
-            batch = self._config.training.global_batch
-            self._on_step(committed_step(reports, batch, self._rig.num_samples))
+            self._on_step(committed_step(reports, *step_range(reports[0].step, batch, total)))
         for step, files in self._watch.progress.whole_checkpoints():
             assert self._installed is not None, "parts come from an installed plan"
-            training = self._config.training
             self._manifest = CheckpointManifest(
                 step=step,
                 generation=self._installed.generation,
                 files=files,
                 num_layers=self._rig.model.num_layers,
-                samples_committed=min(step * training.global_batch, self._rig.num_samples),
+                samples_committed=step_range(step, batch, total)[0],
                 seed=self._config.run.seed,
-                optimizer=training.optimizer.name,
+                optimizer=self._config.training.optimizer.name,
             )
             self._checkpoints.write_manifest(self._manifest)
         for loss in self._watch.lost():

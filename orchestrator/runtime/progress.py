@@ -1,10 +1,10 @@
 """What the workers have done so far: whole steps and whole checkpoints; how far they may go."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from orchestrator.core.durable import CheckpointFile
-from orchestrator.core.slot import CommittedStep, StepReport, Usage
+from orchestrator.core.slot import StepReport, Usage
 
 
 class Progress:
@@ -101,26 +101,6 @@ class Meter:
         self.hold(held, now_s)
         usage, self._usage = tuple(sorted(self._usage, key=lambda u: (u.from_s, u.device_id))), []
         return usage
-
-
-def committed_step(
-    reports: Sequence[StepReport], batch_samples: int, num_samples: int
-) -> CommittedStep:
-    """A step as all its devices report it; positions of its samples follow from its number."""
-    step = reports[0].step
-    told = next((r for r in reports if r.loss is not None), reports[0])
-    return CommittedStep(
-        step=step,
-        generation=told.generation,
-        first_sample=step * batch_samples,
-        end_sample=min((step + 1) * batch_samples, num_samples),
-        step_s=max(r.step_s for r in reports),
-        ended_s=max(r.ended_s for r in reports),
-        loss=told.loss,
-        grad_norm=told.grad_norm,
-        lr=told.lr,
-        skipped=told.skipped,
-    )
 
 
 def window_steps(slot_s: float, step_s: float) -> int:

@@ -2,7 +2,7 @@
 
 from orchestrator.core.durable import CheckpointFile
 from orchestrator.core.slot import StepReport, Usage
-from orchestrator.runtime.progress import Meter, Progress, committed_step, window_steps
+from orchestrator.runtime.progress import Meter, Progress, window_steps
 
 
 def report(
@@ -70,11 +70,6 @@ def test_fresh_steps_are_told_once() -> None:
         progress.report(report(0, device_id))
     assert [len(reports) for reports in progress.fresh()] == [2]
     assert progress.fresh() == ()
-
-
-def test_positions_of_a_committed_step_follow_from_its_number() -> None:
-    step = committed_step([report(2, "a"), report(2, "b", loss=0.5)], 8, num_samples=20)
-    assert (step.first_sample, step.end_sample, step.loss) == (16, 20, 0.5)
 
 
 def test_usage_covers_each_hold_without_gap_or_overlap() -> None:

@@ -9,6 +9,7 @@ from itertools import pairwise, product
 from math import inf
 
 from orchestrator.core.cluster import Team
+from orchestrator.core.model import microbatch_sizes
 from orchestrator.core.plan import Group, Stage
 from orchestrator.core.slot import IDLE_ESTIMATE, PlanningProblem, StepEstimate
 from orchestrator.planning.cost import CostModel, GroupCurve
@@ -31,11 +32,6 @@ class Trial:
     schedule: str
     groups: tuple[Group, ...]
     estimate: StepEstimate
-
-    @property
-    def ratio(self) -> float:
-        """Samples per dollar."""
-        return self.estimate.samples_per_s / self.estimate.cost_usd_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +70,7 @@ class Evaluator:
         self.cost, self.roster = CostModel(problem), Roster(problem.cluster)
         self.num_layers = problem.model.num_layers
         self._batch, self._schedules = problem.batch_samples, problem.schedules
-        self._sizes = [problem.microbatch_samples]
-        while self._sizes[-1] > 1:
-            self._sizes.append(self._sizes[-1] // 2)
+        self._sizes = microbatch_sizes(problem.microbatch_samples)
         self._cuts: dict[tuple[Chain, str], tuple[tuple[int, ...], ...]] = {}
         self._options: dict[tuple[Chain, str, bool], tuple[_Option, ...]] = {}
         self._choices: dict[tuple[Grouping, str], tuple[float, list[_Option]]] = {}

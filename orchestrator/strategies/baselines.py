@@ -160,12 +160,13 @@ class Cheapest:
         """The plan of best ratio and idle; see ``Strategy``."""
         ratio, best = 0.0, None
         # Dinkelbach: at the price of money of the best ratio, nothing scores above zero.
-        while best is None or best.ratio > ratio * (1 + 1e-9):
-            ratio = best.ratio if best else 0.0
+        while best is None or best.estimate.samples_per_usd > ratio * (1 + 1e-9):
+            ratio = best.estimate.samples_per_usd if best else 0.0
             trials = self._explorer.search(
                 problem, out_of_time, price_of_money_samples_per_usd=ratio
             )
-            best = max((*trials, *([best] if best else [])), key=lambda t: t.ratio)
+            found = (*trials, *([best] if best else []))
+            best = max(found, key=lambda t: t.estimate.samples_per_usd)
         return candidates_of(problem, [best])
 
 
@@ -180,7 +181,7 @@ class SlotCap:
     def propose(self, problem: PlanningProblem, *, out_of_time: OutOfTime) -> tuple[Candidate, ...]:
         """The fastest plan below the rate and idle; see ``Strategy``."""
         trials = self._explorer.search(problem, out_of_time, price_of_money_samples_per_usd=0.0)
-        best_ratio = max(t.ratio for t in trials)
+        best_ratio = max(t.estimate.samples_per_usd for t in trials)
         for part in (0.25, 0.5, 0.75, 1.0):
             self._explorer.search(
                 problem, out_of_time, price_of_money_samples_per_usd=part * best_ratio

@@ -83,7 +83,7 @@ def _others(evaluator: Evaluator, search: Search, known: set[Grouping]) -> list[
     for trial in sorted(seen, key=search.score, reverse=True):
         devices = (evaluator.roster.devices[d] for chain in trial.grouping for d in chain)
         best.setdefault(tuple(sorted(device.pool for device in devices)), trial)
-    thrifty = max(seen, key=lambda t: t.ratio, default=None)
+    thrifty = max(seen, key=lambda t: t.estimate.samples_per_usd, default=None)
     chosen = [*([thrifty] if thrifty else []), *list(best.values())[:NUM_DIVERSE]]
     return list({trial.grouping: trial for trial in chosen}.values())
 

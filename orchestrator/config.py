@@ -25,7 +25,7 @@ from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import BudgetOptions
 from orchestrator.ranges import range_problems
 from orchestrator.storage import Json, RunOptions
-from orchestrator.support import check_supported
+from orchestrator.support import LATER_SECTIONS, NOT_YET, check_supported
 from orchestrator.telemetry.metrics import MetricsOptions
 
 _EXAMPLES = {
@@ -101,8 +101,8 @@ class RunConfig(BaseModel):
         except ValidationError as error:
             raise ConfigError(_explain(error, source)) from None
         problems = check_supported(
-            config.training, config.cluster, config.budget, config.control, config.emulation,
-            emulation_given="emulation" in data,
+            config.training, config.cluster, config.budget, config.control, config.failure,
+            config.emulation if "emulation" in data else None,
         )  # fmt: skip
         problems += range_problems(config.to_data())
         if problems:
@@ -141,7 +141,7 @@ def config_schema() -> dict[str, Json]:
 
 def _prepare(data: dict[str, object]) -> None:
     """Bring the file's form to that of the dataclasses; what is wrong stays for the validation."""
-    for name in [name for name, section in data.items() if section is None]:
+    for name in [name for name in RunConfig.model_fields if data.get(name, name) is None]:
         del data[name]  # a section without keys is one with all its defaults
     training = data.get("training")
     if isinstance(training, dict) and isinstance(training.get("optimizer"), dict):
@@ -204,6 +204,8 @@ def _listed(problems: Sequence[str], source: str) -> str:
 
 def _unknown_key(path: str, name: str, siblings: Sequence[str]) -> tuple[str, str]:
     """The message on an unknown key, and the key that was meant, if one can be told."""
+    if path in LATER_SECTIONS:
+        return f"{path}: {NOT_YET}; remove the section", ""
     section = path.rpartition(".")[0]
     firsts = {key.partition("_")[0]: key for key in reversed(siblings)}
     close = difflib.get_close_matches(name, siblings, 1)

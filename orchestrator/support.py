@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from orchestrator.control.backend import ClusterOptions, EmulatedEvent, EmulationOptions
+from orchestrator.control.recovery import FailureOptions
 from orchestrator.core.model import OptimizerOptions, TrainingOptions
 from orchestrator.core.schedule import SCHEDULES
 from orchestrator.errors import ConfigError
@@ -27,6 +28,7 @@ STRATEGIES = (
 
 LATER_STRATEGIES = ("tuned-rate-cap", "tuned-price-cap", "frozen-price", "pase", "ppo")
 LATER_SCHEDULES = ("2bw",)
+LATER_SECTIONS = ("ppo",)
 
 _COMMON = ("weight_decay", "maximize", "foreach")
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
@@ -58,19 +60,24 @@ def check_supported(
     cluster: ClusterOptions,
     budget: BudgetOptions,
     control: ControlOptions,
-    emulation: EmulationOptions,
-    *,
-    emulation_given: bool,
+    failure: FailureOptions,
+    emulation: EmulationOptions | None,
 ) -> list[str]:
-    """Return what cannot be done as asked, one message each: dotted path, value, mend."""
+    """Return what cannot be done as asked, one message each: dotted path, value, mend.
+
+    ``emulation`` is None where the file has no such section.
+    """
     problems = [
         *_training_problems(training),
         *_optimizer_problems(training.optimizer),
         *_cluster_problems(cluster),
         *_limit_problems(budget.limits, cluster),
         *_strategy_problems(control.strategy),
+        *_failure_problems(failure),
     ]
-    if emulation_given and cluster.source != "emulated":
+    if emulation is None:
+        return problems
+    if cluster.source != "emulated":
         problems.append(
             f"emulation is only for cluster.source: emulated, and cluster.source is "
             f"{cluster.source}; remove the section"
@@ -232,6 +239,14 @@ def _strategy_problems(strategy: str) -> Iterator[str]:
         close = difflib.get_close_matches(strategy, STRATEGIES, 1)
         mend = f"did you mean {close[0]}?" if close else f"write {_choice(STRATEGIES)}"
         yield f"control.strategy is {strategy!r}; {mend}"
+
+
+def _failure_problems(failure: FailureOptions) -> Iterator[str]:
+    """A lost worker ends this version's runs: there is nothing to count against a budget."""
+    for key in ("max_failures", "max_preemptions"):
+        value = getattr(failure, key)
+        if value != getattr(FailureOptions(), key):
+            yield f"failure.{key} is {value}: {NOT_YET}; remove it"
 
 
 def _event_problems(path: str, event: EmulatedEvent, cluster: ClusterOptions) -> Iterator[str]:

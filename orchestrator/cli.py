@@ -300,8 +300,7 @@ def _simulate(config: "RunConfig", *, days: float, as_json: bool, compare: str |
         raise ConfigError(f"--days is {days}; write a number of days up to {_MAX_DAYS}")
     names = tuple(dict.fromkeys((config.control.strategy, *_strategies(compare))))
     measured = _measured(config)
-    with _noise_to_stderr():
-        results = [rehearse(config, measured, days=days, strategy=name) for name in names]
+    results = [rehearse(config, measured, days=days, strategy=name) for name in names]
     if results[0].problem:
         raise InfeasibleError(results[0].problem)
     if as_json:
@@ -349,23 +348,6 @@ def _view(config: "RunConfig") -> "View":
         num_steps=config.training.steps,
         budget_per_hour_usd=config.budget.average_per_hour_usd,
     )
-
-
-@contextmanager
-def _noise_to_stderr() -> Iterator[None]:
-    """Keep stdout for our own lines: HiGHS prints a banner there when it is first used."""
-    sys.stdout.flush()
-    stdout, stderr = sys.__stdout__, sys.__stderr__
-    if stdout is None or stderr is None:  # a process without terminal or files
-        yield
-        return
-    kept = os.dup(stdout.fileno())
-    os.dup2(stderr.fileno(), stdout.fileno())
-    try:
-        yield
-    finally:
-        os.dup2(kept, stdout.fileno())
-        os.close(kept)
 
 
 _told: list[str] = []

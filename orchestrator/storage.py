@@ -88,21 +88,8 @@ def write_bytes(url: str, data: bytes) -> None:
             filesystem.makedirs(filesystem._parent(path), exist_ok=True)
             filesystem.pipe_file(path, data)
         return
-    if Path(path).is_char_device() or Path(path).is_fifo():
-        Path(path).write_bytes(data)  # /dev/stdout, /dev/null: a rename would replace the device
-        return
-    target = Path(path).resolve()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f"{target.name}{_TEMPORARY}{uuid4().hex}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-        _sync_folder(target.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _naming(url):
+        _write_local(Path(path), data)
 
 
 def read_bytes(url: str) -> bytes:
@@ -196,7 +183,7 @@ def append_lines(url: str, lines: Iterable[str]) -> None:
         return
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("ab+") as file:
+    with _naming(url), target.open("ab+") as file:
         _cut_torn_line(file.fileno())
         file.write(data)
         file.flush()
@@ -272,6 +259,35 @@ def _as_os_error(url: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise OSError(f"{url}: {error or type(error).__name__}") from error
+
+
+@contextmanager
+def _naming(url: str) -> Iterator[None]:
+    """Say which file it was where the system does not: a full disk shows in a nameless write."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, url) from None
+
+
+def _write_local(path: Path, data: bytes) -> None:
+    if path.is_char_device() or path.is_fifo():
+        path.write_bytes(data)  # /dev/stdout, /dev/null: a rename would replace the device
+        return
+    target = path.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{target.name}{_TEMPORARY}{uuid4().hex}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+        _sync_folder(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -48,6 +48,7 @@ class RayBackend:
         restore: CheckpointManifest | None = None,
         since_s: float = 0.0,
         on_step: Callable[[CommittedStep], None] = lambda _: None,
+        before_checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
         """Take over what stands ready.
 
@@ -58,10 +59,12 @@ class RayBackend:
             since_s: Run seconds that earlier lives of the run have used.
             on_step: Told of every step as soon as all workers have reported it; the loop's
                 own account follows at the end of the slot.
+            before_checkpoint: Called before a checkpoint starts to exist, after ``on_step`` has
+                been told of every step that it builds on.
         """
         self._config, self._rig, self._fleet = config, rig, rig.fleet
         self._restore, self._since_s = restore, since_s
-        self._on_step = on_step
+        self._on_step, self._before_checkpoint = on_step, before_checkpoint
         self._timeouts = config.failure.timeouts
         self._checkpoints = CheckpointStore(
             config.run.run_url, keep_checkpoints=config.training.keep_checkpoints
@@ -207,6 +210,7 @@ class RayBackend:
                 seed=self._config.run.seed,
                 optimizer=self._config.training.optimizer.name,
             )
+            self._before_checkpoint()
             self._checkpoints.write_manifest(self._manifest)
         for loss in self._watch.lost():
             self._meter.release(loss.device_id, self.now_s())

@@ -18,7 +18,7 @@ from orchestrator.config import RunConfig
 from orchestrator.control.persistence import CheckpointStore, RunStore
 from orchestrator.core.model import Task
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
-from orchestrator.errors import ConfigError, OrchestratorError
+from orchestrator.errors import ConfigError, OrchestratorError, as_told
 from orchestrator.reports.live import View
 from orchestrator.runtime.folder import open_folder
 from orchestrator.runtime.news import Comparing, Cursor, HeadNews
@@ -84,6 +84,7 @@ def run_job(
     except SystemExit as end:
         if end.code != signal.SIGTERM:
             raise
+        _stay()
         # Ray's own handler, while ray.init was under way.
         reason = f"stopped by {signal.SIGTERM.name} before the first step"
         return Outcome("stopped", reason, resumable=True)
@@ -273,8 +274,8 @@ def _follow(head: Any, running: Any, view: View | None, signals: "_StopSignals")
                 return outcome
             ray.wait([running], timeout=NEWS_S)
     except RayTaskError as error:
-        if isinstance(error.cause, OrchestratorError):
-            raise error.cause from None
+        if isinstance(error.cause, OrchestratorError | OSError):
+            raise as_told(error.cause) from None
         raise OrchestratorError(
             f"lyray failed: {type(error.cause).__name__}: {error.cause}; please report this "
             "with the log in the run's folder"
@@ -342,12 +343,22 @@ class _StopSignals:
             stop(self.reason)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        _stay()
         self.seen.append(signal.Signals(number).name)
         if self._stop is not None and len(self.seen) == 1:
             self._stop(self.reason)
 
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _stay() -> None:
+    """Call off the end that Ray has set: we end by ourselves.
+
+    While ray.init is under way a handler in Ray's C++ stands before ours. It passes the signal
+    on, but first asks for an alarm, which aborts the process after 3 s.
+    """
+    signal.alarm(0)
 
 
 def _is_main_thread() -> bool:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import replace
 from importlib.metadata import version
 
 from orchestrator import storage
@@ -56,6 +57,7 @@ class Head:
         )
         self._phase = "starting"
         self._steps: list[CommittedStep] = []
+        self._num_written = 0  # of these steps, in their file
         self._slots: list[SlotRecord] = []
         self._events: list[RunEvent] = []
         self._stop_reason: str | None = None
@@ -111,13 +113,15 @@ class Head:
             restore=manifest,
             since_s=state.time_s if state else 0.0,
             on_step=self._steps.append,
+            before_checkpoint=self._write_steps,
         )
         if comparing is not None:
             self._compare(comparing, rig, backend)
         exporter = self._export(rig)
 
         def book(journal: SlotJournal) -> None:
-            self._store.write_journal(journal)
+            self._write_steps()
+            self._store.write_journal(replace(journal, steps=()))
             self._events += journal.events
             exporter.journal(journal)
 
@@ -212,6 +216,16 @@ class Head:
     def _record(self, record: SlotRecord) -> None:
         storage.append_line(self._store.url("slots.jsonl"), slot_json(record))
         self._slots.append(record)
+
+    def _write_steps(self) -> None:
+        """Write the steps that are not in their file yet, each once.
+
+        A checkpoint that becomes whole in mid-slot may be all that a crash leaves: what it
+        builds on must be on record before it, and not only at the end of the slot.
+        """
+        steps = tuple(self._steps[self._num_written :])
+        self._store.write_journal(SlotJournal(steps=steps))
+        self._num_written += len(steps)
 
     def _write_result(self, status: str, reason: str, *, resumable: bool) -> None:
         state, last = self._store.load_state(), self._slots[-1] if self._slots else None

@@ -14,7 +14,7 @@ from orchestrator.config import RunConfig
 from orchestrator.core.model import Task
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
 from orchestrator.errors import ConfigError, LostWorkerError, UserCodeError
-from orchestrator.runtime.driver import Trainer, exit_code, run_job
+from orchestrator.runtime.driver import Trainer, _StopSignals, exit_code, run_job
 from orchestrator.runtime.news import Comparing
 from orchestrator.runtime.session import ray_session
 from tests.runtime.models import mlp
@@ -183,6 +183,29 @@ def test_a_killed_worker_ends_the_run_naming_its_device_and_leaves_nothing(tmp_p
         assert not _alive(pid_of(run, device_id))
     steps = read(run, "steps.jsonl")
     assert [row["step"] for row in steps] == list(range(len(steps)))
+
+
+def test_a_storage_that_fails_is_named_and_no_step_before_a_checkpoint_is_lost(
+    tmp_path: Path,
+) -> None:
+    text = TEXT.format(folder=tmp_path, task="tests.runtime.models:mlp", steps=30, events="")
+    run = RunConfig.parse(text, ["control.slot_s=5"])  # the checkpoint of step 10 lies inside
+    ledger = Path(run.run.run_url) / "ledger.jsonl"
+    spoil = once_at(12, ledger.mkdir)
+    with pytest.raises(ConfigError, match=r"ledger\.jsonl: Is a directory"):
+        run_job(run, view=Watcher(spoil))
+    ledger.rmdir()
+    assert run_job(run).status == "finished"
+    assert [row["step"] for row in read(run, "steps.jsonl")] == list(range(30))
+
+
+def test_a_signal_calls_off_the_abort_that_ray_has_set() -> None:
+    signals = _StopSignals()
+    with signals.caught():
+        signal.alarm(60)
+        signal.raise_signal(signal.SIGTERM)
+        assert signal.alarm(0) == 0
+    assert signals.seen == ["SIGTERM"]
 
 
 def test_an_error_of_the_users_comes_with_the_users_traceback(tmp_path: Path) -> None:

@@ -199,3 +199,11 @@ def test_a_folder_below_a_file_has_an_obstacle(tmp_path: Path) -> None:
     assert storage.obstacle(str(tmp_path / "not" / "yet")) == ""
     assert storage.obstacle(str(tmp_path / "file" / "runs")) == f"{tmp_path / 'file'} is no folder"
     assert storage.obstacle("memory://anything") == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_reported_with_the_file() -> None:
+    with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
+        storage.write_bytes("/dev/full", b"x")
+    with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
+        storage.append_lines("/dev/full", ["x"])

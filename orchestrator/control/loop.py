@@ -322,6 +322,7 @@ class ControlLoop:
 
     def _finish(self, status: OutcomeStatus, reason: str, slot: Settled | None) -> SlotRecord:
         started_cpu_s = self.cpu_clock()
+        self.save(self._state())  # a checkpoint may fail, and what was booked stays spent
         manifest = self.backend.checkpoint()
         if manifest:
             self.book(SlotJournal(events=self._checkpointed(manifest.step)))

@@ -297,6 +297,23 @@ def test_a_lost_device_in_use_ends_the_run_by_its_name_and_forgets_no_dollar() -
     assert run.states[-1].next_step == len(run.steps) == 50
 
 
+def test_a_last_checkpoint_that_fails_forgets_no_dollar_and_no_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full() -> None:
+        raise OSError("the disk is full")
+
+    run = rehearsal(budget=RICH, num_samples=480)
+    monkeypatch.setattr(run.backend, "checkpoint", full)
+    with pytest.raises(OSError, match="full"):
+        run.run()
+    assert run.steps[-1].end_sample == 480
+    assert run.states[-1].next_step == 30
+    assert run.states[-1].num_ledger_entries == len(run.ledger)
+    paid_until_s = max(entry.to_s for entry in run.ledger)  # a block of 1 s is paid ahead
+    assert run.states[-1].time_s == pytest.approx(paid_until_s, abs=1.0)
+
+
 def test_a_device_that_joins_is_planned_with() -> None:
     events = [TraceEvent(at_step=50, pool="fast", joined=1)]
     run = rehearsal(budget=RICH, events=events).run(max_slots=8)

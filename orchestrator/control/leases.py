@@ -1,8 +1,7 @@
-"""Which samples each group may use, and which are used for good: a lease commits with its step."""
+"""Which samples are used for good: a step commits once every group of its plan has reported it."""
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.core.durable import Lease
 from orchestrator.core.plan import Plan, step_range, step_shares
 from orchestrator.core.slot import CommittedStep, StepReport
 
@@ -15,20 +14,16 @@ class LeaseBook:
     plan has reported it, and only after the step before it: the committed range has no holes.
     """
 
-    def __init__(
-        self, *, batch_samples: int, num_samples: int, dataset_samples: int, next_step: int = 0
-    ) -> None:
+    def __init__(self, *, batch_samples: int, num_samples: int, next_step: int = 0) -> None:
         """Start with everything before ``next_step`` committed.
 
         Args:
             batch_samples: B.
             num_samples: Positions of the whole run; only the last step may be short.
-            dataset_samples: Length of one epoch.
             next_step: First step not yet committed.
         """
         self._batch_samples = batch_samples
         self._num_samples = num_samples
-        self._dataset_samples = dataset_samples
         self.next_step = next_step
         self._plans: dict[int, Plan] = {}  # by generation
         self._reports: dict[tuple[int, int], dict[int, list[StepReport]]] = {}
@@ -41,26 +36,6 @@ class LeaseBook:
     def range_of(self, step: int) -> tuple[int, int]:
         """Positions (half-open) of a step."""
         return step_range(step, self._batch_samples, self._num_samples)
-
-    def leases_of(self, step: int, plan: Plan) -> tuple[Lease, ...]:
-        """The leases of one step under a plan, group by group; an empty share has none."""
-        first, end = self.range_of(step)
-        leases = []
-        for group_index, sizes in enumerate(step_shares(plan.groups, end - first)):
-            mine = sum(sizes)
-            if mine:
-                leases.append(
-                    Lease(
-                        lease_id=f"{plan.generation}-{step}-{group_index}",
-                        epoch=first // self._dataset_samples,
-                        first_sample=first,
-                        end_sample=first + mine,
-                        group_index=group_index,
-                        step=step,
-                    )
-                )
-            first += mine
-        return tuple(leases)
 
     def grant(self, plan: Plan) -> None:
         """Let a plan use the samples from the next step boundary on, until another is granted.
@@ -87,22 +62,6 @@ class LeaseBook:
         while (generation := self._complete()) is not None:
             committed.append(self._commit_next(generation))
         return tuple(committed)
-
-    def open_leases(self) -> tuple[Lease, ...]:
-        """Leases of the step under way, and of later ones that some group has reported."""
-        if not self._plans:
-            return ()
-        newest = self._plans[max(self._plans)]
-        steps = {self.next_step, *(step for step, _ in self._reports)}
-        within = sorted(step for step in steps if self.range_of(step)[0] < self._num_samples)
-        return tuple(lease for step in within for lease in self.leases_of(step, newest))
-
-    def return_open(self) -> tuple[Lease, ...]:
-        """Take every granted lease back: what was not committed never happened."""
-        leases = self.open_leases()
-        self._plans.clear()
-        self._reports.clear()
-        return leases
 
     def restart_at(self, next_step: int) -> None:
         """Go on with the step that a restored checkpoint goes on with; later ones are undone."""

@@ -60,7 +60,6 @@ class LoopOptions:
     num_samples: int
     """Positions of the whole run; only the last step may be short."""
 
-    dataset_samples: int
     seed: int = 0
 
 
@@ -117,7 +116,6 @@ class ControlLoop:
         self._leases = LeaseBook(
             batch_samples=options.training.global_batch,
             num_samples=options.num_samples,
-            dataset_samples=options.dataset_samples,
             next_step=state.next_step if state else 0,
         )
         self._slot = state.slot if state else 0

@@ -1,29 +1,8 @@
-"""What survives a restart: sample leases, ledger entries, manifests, control state."""
+"""What survives a restart: ledger entries, manifests, control state."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from orchestrator.core.plan import Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A range of global sample positions that one group may consume in one step."""
-
-    lease_id: str
-    epoch: int
-    first_sample: int
-    end_sample: int
-    group_index: int
-    step: int
-    status: Literal["granted", "committed", "returned"] = "granted"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.first_sample < self.end_sample:
-            raise ValueError(
-                f"lease {self.lease_id} covers {self.first_sample} to {self.end_sample}; it "
-                "needs at least one sample"
-            )
 
 
 @dataclass(frozen=True, slots=True)

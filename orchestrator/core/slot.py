@@ -100,7 +100,6 @@ class Observation:
     offers: tuple[Offer, ...]
     next_step: int  # the first step not yet committed
     devices: tuple[Device, ...]  # present now, as discovered (slowdown 1)
-    paused: bool = False  # the workers stand at a step boundary: leases used up or asked to hold
     checkpoint_step: int | None = None  # that the newest whole checkpoint goes on with
 
 

@@ -235,7 +235,6 @@ class RayBackend:
             offers=self._told_offers,
             next_step=self._watch.progress.next_step,
             devices=tuple(d for d in self._rig.cluster.devices if d.device_id not in gone),
-            paused=not self._watch.running,
             checkpoint_step=self._manifest.step if self._manifest else None,
         )
 

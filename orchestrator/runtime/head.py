@@ -180,7 +180,6 @@ class Head:
             billing_speedup=config.emulation.billing_speedup,
             num_steps=rig.num_steps,
             num_samples=rig.num_samples,
-            dataset_samples=rig.dataset_samples,
             seed=config.run.seed,
         )
 

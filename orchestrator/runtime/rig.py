@@ -23,5 +23,3 @@ class Rig:
     num_steps: int
     num_samples: int
     """Of the whole run; only the last step may be short."""
-
-    dataset_samples: int

@@ -97,7 +97,6 @@ def set_up(config: RunConfig, working_dir: str, say: Callable[[str], None]) -> R
         truth=truth if emulated else None,
         num_steps=math.ceil(num_samples / config.training.global_batch),
         num_samples=num_samples,
-        dataset_samples=task.dataset_samples,
     )
 
 

@@ -209,7 +209,6 @@ class SimulatedBackend:
             offers=self._world.cluster.offers,
             next_step=self._next_step,
             devices=tuple(replace(d, slowdown=1.0) for d in self._world.cluster.devices),
-            paused=self._running is None,
         )
         self._usage, self._reports, self._events = [], [], []
         return observation

@@ -94,7 +94,6 @@ def rehearse(config: RunConfig, measured: ModelProfile, *, days: float, strategy
             billing_speedup=speedup,
             num_steps=steps,
             num_samples=num_samples,
-            dataset_samples=num_samples,
             seed=config.run.seed,
         ),
         cluster=cluster,

@@ -218,9 +218,7 @@ def test_every_epoch_uses_every_sample_once_whatever_the_plans(
         TraceEvent(at_step=60, device="fast-0", speed_ratio=1.0),
         TraceEvent(at_step=90, device="mid-1", speed_ratio=0.3),
     ]
-    run = rehearsal(
-        budget=RICH, events=events, num_samples=num_samples, dataset_samples=dataset_samples
-    ).run()
+    run = rehearsal(budget=RICH, events=events, num_samples=num_samples).run()
     assert len({step.generation for step in run.steps}) > 1
     used = Counter(p for step in run.steps for p in range(step.first_sample, step.end_sample))
     assert used == Counter(range(num_samples))

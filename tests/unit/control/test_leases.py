@@ -10,8 +10,6 @@ from orchestrator.core.plan import Plan, step_shares
 from orchestrator.core.slot import StepReport
 from tests.unit.builders import make_device, make_group, make_plan
 
-FIRST, SECOND = make_device("a-0"), make_device("b-0")
-
 
 def plan_of(*shares: Iterable[int], generation: int = 1) -> Plan:
     """One single-device group a share."""
@@ -38,15 +36,7 @@ def report(plan: Plan, step: int, group_index: int, num_samples: int) -> StepRep
 
 
 def book_of(num_samples: int = 100, batch_samples: int = 8) -> LeaseBook:
-    return LeaseBook(batch_samples=batch_samples, num_samples=num_samples, dataset_samples=20)
-
-
-def test_groups_lease_consecutive_parts_in_their_order() -> None:
-    leases = book_of().leases_of(2, plan_of([4, 1], [3]))
-    assert [(x.group_index, x.first_sample, x.end_sample) for x in leases] == [
-        (0, 16, 21), (1, 21, 24),
-    ]  # fmt: skip
-    assert [x.epoch for x in leases] == [0, 1]
+    return LeaseBook(batch_samples=batch_samples, num_samples=num_samples)
 
 
 def test_a_step_commits_when_every_group_has_reported_it() -> None:
@@ -80,16 +70,6 @@ def test_a_step_under_way_at_the_change_of_plan_commits_under_the_old_one() -> N
     assert not book.knows(1)
 
 
-def test_what_is_returned_can_no_longer_commit_under_its_generation() -> None:
-    book, plan = book_of(), plan_of([4, 1], [3])
-    book.grant(plan)
-    book.commit([report(plan, 0, 0, 5)])
-    returned = book.return_open()
-    assert [(x.step, x.first_sample, x.end_sample) for x in returned] == [(0, 0, 5), (0, 5, 8)]
-    assert book.commit([report(plan, 0, 1, 3)]) == ()
-    assert book.samples_committed == 0
-
-
 def test_a_group_that_used_other_samples_than_leased_is_a_bug() -> None:
     book, plan = book_of(), plan_of([8])
     book.grant(plan)
@@ -104,7 +84,6 @@ def test_the_last_step_may_be_short_and_leave_a_group_without_samples() -> None:
     reports += [report(plan, 1, 0, 4), report(plan, 1, 1, 0)]
     assert [s.samples for s in book.commit(reports)] == [8, 4]
     assert book.samples_committed == 12
-    assert book.open_leases() == ()
 
 
 def test_a_restored_checkpoint_undoes_later_steps() -> None:
@@ -127,9 +106,8 @@ def test_committed_samples_are_every_position_once_whatever_the_plans(
     seed_shares: list[list[int]], epochs: int, data: st.DataObject
 ) -> None:
     """horovod#3399, dlrover#1553: no sample lost or repeated over changes of size."""
-    batch, dataset = 8, 13
-    total = epochs * dataset
-    book = LeaseBook(batch_samples=batch, num_samples=total, dataset_samples=dataset)
+    batch, total = 8, epochs * 13
+    book = LeaseBook(batch_samples=batch, num_samples=total)
     used: Counter[int] = Counter()
     for generation, weights in enumerate(seed_shares):
         cuts = sorted(data.draw(st.lists(st.integers(1, batch - 1), max_size=len(weights) - 1)))

@@ -44,7 +44,10 @@ Html = Annotated[
 ]
 
 _MAX_DAYS = 3650
-_WRONG_ARGUMENTS = 2  # what typer exits with
+_ENDED_BY_TYPER = {
+    2: (ConfigError.status, "the arguments are wrong, see the message on stderr"),
+    130: ("stopped", "interrupted before anything was started"),
+}
 
 
 def main() -> NoReturn:
@@ -55,8 +58,8 @@ def main() -> NoReturn:
         with _ending(None):
             app(prog_name="lyray", standalone_mode=True)
     except SystemExit as end:
-        if end.code == _WRONG_ARGUMENTS and not _told:
-            _tell(ConfigError.status, "the arguments are wrong, see the message on stderr", None)
+        if end.code in _ENDED_BY_TYPER and not _told:
+            _tell(*_ENDED_BY_TYPER[end.code], None)
         raise
     except BrokenPipeError:  # the reader of our output has gone; there is nobody to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -124,6 +124,17 @@ def test_wrong_arguments_end_with_2(
     assert "Traceback" not in err
 
 
+def test_ctrl_c_while_the_file_is_read_ends_with_130_and_a_status_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("orchestrator.cli._load", load)
+    assert lyray(monkeypatch, "run", "run.yaml") == 130
+    assert last_line(capsys.readouterr().out)["status"] == "stopped"
+
+
 @pytest.mark.parametrize(
     ("error", "code", "status"),
     [

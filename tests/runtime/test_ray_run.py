@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,15 @@ def test_a_task_that_workers_cannot_import_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="hidden lies inside another function"):
         Trainer(hidden, config(tmp_path))
+
+
+def test_a_broken_profile_ends_the_run_naming_the_file(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    broken = tmp_path / "model.json"
+    run = run.model_copy(update={"cluster": replace(run.cluster, profile=str(broken))})
+    broken.write_text("{")
+    with pytest.raises(ConfigError, match=r"cluster\.profile .*model\.json' is no JSON: line 1"):
+        run_job(run)
 
 
 def test_a_device_that_slows_down_is_named_and_planned_around(tmp_path: Path) -> None:

@@ -39,14 +39,19 @@ def read_text(url: str, name: str, mend: str, *, max_bytes: int | None = None) -
     raise ConfigError(f"{name} {problem}; {mend}")
 
 
-def read_profile(url: str) -> ModelProfile:
-    """The profile file that ``cluster.profile`` names.
+def read_profile(url: str, *, key: str = "cluster.profile", mend: str = "") -> ModelProfile:
+    """The profile file that ``key`` names.
+
+    Args:
+        url: Where it is.
+        key: What the user knows it by.
+        mend: What to do when it cannot be used.
 
     Raises:
         ConfigError: If it cannot be read, is no JSON, or says something impossible.
     """
-    name = f"cluster.profile {url!r}"
-    text = read_text(url, name, "give the path of a profile file, or leave the key out")
+    name = f"{key} {url!r}"
+    text = read_text(url, name, mend or "give the path of a profile file, or leave the key out")
     try:
         return profile_from_json(json.loads(text))
     except json.JSONDecodeError as error:
@@ -55,7 +60,7 @@ def read_profile(url: str) -> ModelProfile:
         problem = "is no profile: it holds lists too deep to read"
     except ValueError as error:
         problem = f"is wrong: {error}"
-    raise ConfigError(f"{name} {problem}")
+    raise ConfigError(f"{name} {problem}" + (f"; {mend}" if mend else ""))
 
 
 def check_file(url: str, key: str) -> None:

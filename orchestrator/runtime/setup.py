@@ -1,6 +1,5 @@
 """From the file to a cluster that can run: devices, workers, measured layers, run-time figures."""
 
-import json
 import logging
 import math
 import os
@@ -15,7 +14,7 @@ from orchestrator import storage
 from orchestrator.config import RunConfig
 from orchestrator.control.backend import ClusterOptions
 from orchestrator.control.pools import build_cluster, run_figures
-from orchestrator.core.model import ModelProfile, profile_from_json, profile_to_json
+from orchestrator.core.model import ModelProfile, profile_to_json
 from orchestrator.errors import ConfigError
 from orchestrator.inputs import read_profile
 from orchestrator.runtime.backend import connect, load_everywhere, start_fleet
@@ -107,7 +106,8 @@ def _measured(config: RunConfig, fleet: Fleet, options: ClusterOptions) -> Model
     """
     stored = storage.join(config.run.run_url, PROFILE_FILE)
     if storage.exists(stored):
-        return profile_from_json(json.loads(storage.read_bytes(stored)))
+        mend = "delete it to have the layers measured again"
+        return read_profile(stored, key="the run's profile", mend=mend)
     if config.cluster.profile is not None:
         profile = read_profile(config.cluster.profile)
     else:

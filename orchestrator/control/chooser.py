@@ -55,7 +55,18 @@ class Chooser:
 
         The price of money is raised to the best ratio found until no plan is worth more
         (Dinkelbach): a first V from the fastest plan alone would be too large.
+
+        Raises:
+            InfeasibleError: If not even idling would keep the average.
         """
+        standing_usd_per_s = CostModel(problem).standing_usd_per_s
+        if treasury.may_idle and standing_usd_per_s > problem.budget_usd_per_s:
+            raise InfeasibleError(
+                "the devices that are billed while present cost "
+                f"{standing_usd_per_s / problem.budget_usd_per_s:.3g} times "
+                "budget.average_per_hour_usd even when nothing runs; raise it, offer fewer "
+                "devices, or write billed: while_used if unused ones are given back"
+            )
         for _ in range(MAX_RATIO_ROUNDS):
             best = treasury.best_ratio_samples_per_usd
             priced = replace(problem, penalty_weight=1.0, backlog_usd=best)

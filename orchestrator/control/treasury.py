@@ -74,6 +74,11 @@ class Treasury:
         return True
 
     @property
+    def may_idle(self) -> bool:
+        """Whether a run waits for the average; else only ``total_usd`` protects."""
+        return self._budget.allow_idle
+
+    @property
     def line_usd(self) -> float:
         """``V rho_hat``: above ``b t`` by more than this, only idling is allowed."""
         return self.penalty_weight * RATIO_HEADROOM * self.best_ratio_samples_per_usd

@@ -85,6 +85,14 @@ def test_standing_costs_of_devices_billed_while_present_are_in_the_bill() -> Non
     assert_budget_kept(run)
 
 
+def test_standing_costs_above_the_average_are_refused_before_anything_is_spent() -> None:
+    """Otherwise the run would wait for ever, and pay for it."""
+    run = rehearsal(budget=TIGHT, cluster=demo_cluster(billed="while_present"))
+    with pytest.raises(InfeasibleError, match=r"4\.92 times budget\.average_per_hour_usd"):
+        run.run(max_slots=1)
+    assert run.ledger == []
+
+
 @pytest.mark.parametrize("total_usd", [0.05, 0.31, 1.0])
 @pytest.mark.parametrize("block_s", [1.0, 60.0])
 def test_total_usd_is_never_exceeded(total_usd: float, block_s: float) -> None:

@@ -40,10 +40,12 @@ class FailureOptions:
     """YAML section ``failure``."""
 
     max_failures: int = 3
-    """Lost workers that the budget of failures may cover; -1: without end."""
+    """Lost workers that the budget of failures may cover; -1: without end. Only its default is
+    supported in this version: a lost worker ends the run, resumable."""
 
     max_preemptions: int = -1
-    """Preemptions that the run may go through; -1: without end."""
+    """Preemptions that the run may go through; -1: without end. Only its default is supported in
+    this version."""
 
     timeout_s: float = 60.0
     """The one time-out; every other is derived from it and ordered."""

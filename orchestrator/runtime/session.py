@@ -7,7 +7,8 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]  # no stubs
@@ -60,7 +61,22 @@ def ray_session(num_devices: int) -> Iterator[None]:
         with _undisturbed():
             ray.shutdown()
             if folder is not None:
+                _end_rest(folder)
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_rest(folder: str) -> None:
+    """End whoever still writes into the folder of an embedded Ray that was taken down.
+
+    A raylet that is stopped while it starts leaves its two agents behind; they notice after
+    more than a minute. Where there is no /proc they are left to that.
+    """
+    for open_files in Path("/proc").glob("[0-9]*/fd"):
+        pid = int(open_files.parent.name)
+        with suppress(OSError):  # it has ended, or belongs to someone else
+            targets = [file.readlink() for file in open_files.iterdir()]
+            if pid != os.getpid() and any(target.is_relative_to(folder) for target in targets):
+                os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager

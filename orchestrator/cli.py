@@ -234,7 +234,7 @@ def _summary(config: "RunConfig") -> str:
     from orchestrator.reports import figures
 
     training, cluster = config.training, config.cluster
-    work = f"{training.steps} steps" if training.steps else f"{training.epochs} epochs"
+    work = f"{training.steps} steps" if training.steps else f"{training.epochs} epoch(s)"
     devices = sum(offer.count for offer in cluster.offers)
     where = "devices found by Ray" if cluster.source == "ray" else f"{devices} devices"
     return (

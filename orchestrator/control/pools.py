@@ -24,7 +24,7 @@ REFERENCE_KIND = "a100-40"  # speed_ratio 1
 REFERENCE_TIMES = "cpu"  # measured here; stand for the reference kind on emulated devices
 GIB, GB, HOUR_S = 2**30, 1e9, 3600.0
 STEP_OVERHEAD_S = 0.030  # end of an emulated step: six workers vote and report in less
-OPERATION_S = 0.010  # emulated operations shorter than this come late (runtime.md, section 14)
+OPERATION_S = 0.010  # emulated operations shorter than this come late (docs/operations.md)
 RUNTIME_OVERHEAD = 2.2  # CPU time of workers and loop over that of the bare layers
 CPU_SHARE_RATIO = 0.45  # of the cores, for real work behind emulated time
 

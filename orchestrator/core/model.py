@@ -194,7 +194,7 @@ class LayerTimes:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """A model's layers as measured (interface.md section 5): names, sizes, times, ties."""
+    """A model's layers as measured, and as a profile file holds them: names, sizes, times, ties."""
 
     model: str
     dtype: str

@@ -45,7 +45,7 @@ class ControlOptions:
     """YAML section ``control``."""
 
     strategy: str = "joint"
-    """A name of interface.md section 6."""
+    """Name of the strategy that proposes plans; CHANGELOG.md lists those of this version."""
 
     slot_s: float = 60.0
     """D, the planning epoch, in seconds of the run's clock."""

@@ -146,11 +146,10 @@ class ControlLoop:
         observation = self.backend.observe()
         started_cpu_s = self.cpu_clock()
         slot = self._settle(observation)
-        self._judge(observation)
+        self._judge(observation, slot, started_cpu_s)
         if self._leases.next_step >= self.options.num_steps:
-            return self._finish(
-                "finished", all_done(self.options.num_steps, self._num_skipped), slot
-            )
+            reason = all_done(self.options.num_steps, self._num_skipped)
+            return self._finish("finished", reason, slot)
         choice = self._choose(slot)
         if exhausted := self._exhausted(choice.decision, slot):
             return self._finish("budget", exhausted, slot)
@@ -234,15 +233,16 @@ class ControlLoop:
             sent += [t.times(samples / self.options.training.global_batch) for t in traffic]
         return tuple(sent)
 
-    def _judge(self, observation: Observation) -> None:
+    def _judge(self, observation: Observation, slot: Settled, started_cpu_s: float) -> None:
         try:
             judge(
                 observation.events,
                 in_use=self._decision.plan.device_ids,
                 checkpoint_step=self._checkpoint_step,
             )
-        except OrchestratorError:
+        except OrchestratorError as error:
             self.save(self._state())  # what was spent and done so far is not forgotten
+            self._publish_last(slot, error.status, started_cpu_s)
             raise
 
     # The next one --------------------------------------------------------------------
@@ -321,19 +321,15 @@ class ControlLoop:
     def _finish(self, status: OutcomeStatus, reason: str, slot: Settled | None) -> SlotRecord:
         started_cpu_s = self.cpu_clock()
         self.save(self._state())  # a checkpoint may fail, and what was booked stays spent
-        manifest = self.backend.checkpoint()
-        if manifest:
+        if manifest := self.backend.checkpoint():
             self.book(SlotJournal(events=self._checkpointed(manifest.step)))
         last = self._settle(self.backend.observe())
-        resumable = status == "stopped" or (
-            status == "budget" and self.options.budget.on_exhausted == "pause"
-        )
-        self.outcome = Outcome(status, reason, resumable)
+        paused = status == "budget" and self.options.budget.on_exhausted == "pause"
+        self.outcome = Outcome(status, reason, resumable=paused or status == "stopped")
         self.book(SlotJournal(events=(self._scribe().note(status, reason),)))
         self.save(self._state())
-        idle = Plan(last.plan.generation, last.plan.schedule)
-        decision = Decision("idle", idle, IDLE_ESTIMATE, f"{status}: {reason}")
-        return self._publish(slot.then(last) if slot else last, Choice(decision), started_cpu_s)
+        whole = slot.then(last) if slot else last
+        return self._publish_last(whole, f"{status}: {reason}", started_cpu_s)
 
     # What is kept and shown ----------------------------------------------------------
 
@@ -363,6 +359,11 @@ class ControlLoop:
             forgiven_usd=treasury.queues.forgiven_usd,
             slot_bill_max_usd=treasury.slot_bill_max_usd,
         )
+
+    def _publish_last(self, slot: Settled, reason: str, started_cpu_s: float) -> SlotRecord:
+        idle = Plan(slot.plan.generation, slot.plan.schedule)
+        choice = Choice(Decision("idle", idle, IDLE_ESTIMATE, reason))
+        return self._publish(slot, choice, started_cpu_s)
 
     def _publish(self, slot: Settled, choice: Choice, started_cpu_s: float) -> SlotRecord:
         treasury, cluster = self._treasury, self._estimator.cluster

@@ -301,6 +301,9 @@ def test_a_lost_device_in_use_ends_the_run_by_its_name_and_forgets_no_dollar() -
     booked_usd = fsum(entry.usd + entry.egress_usd for entry in run.ledger)
     assert run.states[-1].spent_usd == pytest.approx(booked_usd, rel=1e-12)
     assert run.states[-1].next_step == len(run.steps) == 50
+    assert run.records[-1].spent_usd == pytest.approx(booked_usd, rel=1e-12)
+    assert (run.records[-1].step, run.records[-1].reason) == (50, "too_few_workers")
+    assert run.states[-1].slot == len(run.records)
 
 
 def test_a_last_checkpoint_that_fails_forgets_no_dollar_and_no_second(

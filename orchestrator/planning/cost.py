@@ -1,6 +1,7 @@
 """The one model of step time, memory and money: search, decision and simulation all ask it."""
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import fsum
@@ -66,11 +67,7 @@ class CostModel:
         self.problem = problem
         self.tables = LayerTables(problem.model)
         self.memory = MemoryModel(problem, self.tables)
-        self.standing_usd_per_s = fsum(
-            problem.cluster.price_usd_per_s(d.device_id)
-            for d in problem.cluster.devices
-            if problem.cluster.offer(d.pool).billed == "while_present"
-        )
+        self.standing_usd_per_s = _standing_usd_per_s(problem)
         self.cuts: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}  # of partition
         self._slowdowns: dict[tuple[str, ...], float] = {}
         self._links: dict[tuple[str, str], Link] = {}
@@ -80,6 +77,12 @@ class CostModel:
         self._inflight: dict[tuple[object, ...], tuple[Stage, ...]] = {}
         self._figures: dict[tuple[object, ...], _GroupFigures] = {}
         self._sums = GradientSums(self.tables, problem.cluster)
+
+    def repriced(self, problem: PlanningProblem) -> "CostModel":
+        """The model of a problem that differs in the offers' prices only; times are kept."""
+        other = copy(self)
+        other.problem, other.standing_usd_per_s = problem, _standing_usd_per_s(problem)
+        return other
 
     # Lookups -------------------------------------------------------------------------
 
@@ -377,3 +380,12 @@ class CostModel:
         return (
             self.problem.penalty_weight * estimate.samples_per_s - self.problem.backlog_usd * cost
         )
+
+
+def _standing_usd_per_s(problem: PlanningProblem) -> float:
+    """Of the devices billed while present, used or not."""
+    return fsum(
+        problem.cluster.price_usd_per_s(d.device_id)
+        for d in problem.cluster.devices
+        if problem.cluster.offer(d.pool).billed == "while_present"
+    )

@@ -4,6 +4,7 @@ Shape letters: G groups.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import inf
@@ -75,6 +76,7 @@ class Evaluator:
         self._options: dict[tuple[Chain, str, bool], tuple[_Option, ...]] = {}
         self._choices: dict[tuple[Grouping, str], tuple[float, list[_Option]]] = {}
         self._trials: dict[Grouping, tuple[Trial, ...]] = {}
+        self._old_prices: dict[Grouping, tuple[Trial, ...]] = {}
         self.seconds_per_sample = [
             min(
                 sum(self.cost.stage_seconds(team, 0, self.num_layers, size)) / size
@@ -88,9 +90,30 @@ class Evaluator:
         """Whether the problem differs in money, incumbent and time of day at most."""
         return self._state == _without_money(problem)
 
+    def repriced(self, problem: PlanningProblem) -> "Evaluator | None":
+        """One for a problem in which nothing but prices changed: cuts and shares stay.
+
+        None where more changed, or where the new prices number the devices differently.
+        """
+        if _without_prices(self._state) != _without_prices(_without_money(problem)):
+            return None
+        roster = Roster(problem.cluster)
+        if roster.teams != self.roster.teams:
+            return None
+        other = copy(self)
+        other._state = _without_money(problem)
+        other.cost, other.roster = self.cost.repriced(problem), roster
+        other._trials, other._old_prices = {}, {**self._old_prices, **self._trials}
+        return other
+
     def trials(self, grouping: Grouping) -> tuple[Trial, ...]:
         """The grouping with its best cuts and shares, one trial a schedule; () when none fits."""
         found = self._trials.get(grouping)
+        if found is None and grouping in self._old_prices:
+            found = self._trials[grouping] = tuple(
+                replace(trial, estimate=self.cost.evaluate(trial.groups, trial.schedule))
+                for trial in self._old_prices.pop(grouping)
+            )
         if found is None:
             every = (self._assembled(grouping, schedule) for schedule in self._schedules)
             found = self._trials[grouping] = tuple(trial for trial in every if trial)
@@ -292,6 +315,14 @@ def _without_money(problem: PlanningProblem) -> PlanningProblem:
         incumbent=None,
         seed=0,
     )
+
+
+def _without_prices(problem: PlanningProblem) -> PlanningProblem:
+    """The problem as far as times and memory go."""
+    offers = tuple(
+        replace(offer, price_usd_per_s=1.0, valid_from_s=0.0) for offer in problem.cluster.offers
+    )
+    return replace(problem, cluster=replace(problem.cluster, offers=offers))
 
 
 def _shifted(stages: tuple[Stage, ...], cut: int, step: int) -> tuple[Stage, ...]:

@@ -32,7 +32,8 @@ class Explorer:
     def evaluator(self, problem: PlanningProblem) -> Evaluator:
         """The one of the last slot when the cluster is in the same state, else a new one."""
         if self._evaluator is None or not self._evaluator.serves(problem):
-            self._evaluator = Evaluator(problem)
+            repriced = self._evaluator.repriced(problem) if self._evaluator else None
+            self._evaluator = repriced or Evaluator(problem)
         return self._evaluator
 
     def search(

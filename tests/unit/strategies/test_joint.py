@@ -109,3 +109,18 @@ def test_gpipe_is_chosen_only_where_it_is_not_slower() -> None:
     for name in ("1f1b", "gpipe"):
         alone = proposed(replace(problem, schedules=(name,)))[0]
         assert both.estimate.step_s <= alone.estimate.step_s * (1 + 0.01)
+
+
+def test_new_prices_give_what_a_planner_without_memory_would_propose() -> None:
+    problem = demo_problem(backlog_usd=300.0)
+    offers = tuple(
+        replace(offer, price_usd_per_s=offer.price_usd_per_s * (3.0 if i == 1 else 1.0))
+        for i, offer in enumerate(problem.cluster.offers)
+    )
+    dearer = replace(problem, cluster=replace(problem.cluster, offers=offers))
+    experienced = Joint()
+    experienced.propose(problem, out_of_time=lambda: False)
+    found = experienced.propose(dearer, out_of_time=lambda: False)
+    fresh = Joint().propose(dearer, out_of_time=lambda: False)
+    assert found[0].plan == fresh[0].plan
+    assert found[0].estimate == fresh[0].estimate

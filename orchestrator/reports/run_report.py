@@ -125,8 +125,8 @@ class RunFound:
 
     @property
     def average_per_hour_usd(self) -> float | None:
-        """What an hour cost."""
-        return self.spent_usd / self.billed_hours if self.billed_hours else None
+        """What an hour cost up to the last slot; while a run goes on the ledger is ahead of it."""
+        return self.slots[-1].spent_usd / self.billed_hours if self.billed_hours else None
 
     @property
     def usd_per_million_samples(self) -> float | None:
@@ -201,7 +201,7 @@ def read_run(run_dir: str) -> RunFound:
     return RunFound(
         run_url=store.run_url,
         name=store.run_url.rstrip("/").rsplit("/", 1)[-1],
-        status=str(result["status"]) if result else "running or ended without a word",
+        status=str(result["status"]) if result else "running, or ended without a result",
         reason=str(result.get("reason", "")) if result else "there is no result.json yet",
         slots=tuple(map(_slot_row, store.read("slots"))),
         steps=store.read("steps"),

@@ -120,7 +120,7 @@ def test_spending_above_the_promise_is_called_broken(run_dir: str) -> None:
 
 
 def test_a_run_still_going_on_is_reported(run_dir: str, tmp_path: Path) -> None:
-    assert read_run(run_dir).status == "running or ended without a word"
+    assert read_run(run_dir).status == "running, or ended without a result"
     with (tmp_path / "byte-gpt" / "slots.jsonl").open("a") as file:
         file.write('{"slot": 5, "torn')  # the writer died here
     assert len(read_run(run_dir).slots) == 4

@@ -84,11 +84,14 @@ def test_microbatches_are_halved_down_to_one(microbatch: int, sizes: tuple[int, 
 
 def test_like_layers_share_their_times_and_unlike_ones_do_not() -> None:
     found = profile([linear(), linear(), linear(), nn.Sigmoid(), nn.Linear(WIDTH, 1)])
-    for times in found.times:
-        assert times.forward_s[1] == times.forward_s[2]
-        assert times.backward_s[1] == times.backward_s[2]
-        assert times.forward_s[0] != times.forward_s[1]  # its input wants no gradient
-        assert len({*times.forward_s}) == 4
+    # All times of a layer together: two layers' medians may meet by chance in one of them.
+    measured = [
+        tuple((times.forward_s[layer], times.backward_s[layer]) for times in found.times)
+        for layer in range(5)
+    ]
+    assert measured[1] == measured[2]
+    assert measured[0] != measured[1]  # its input wants no gradient
+    assert len({*measured}) == 4
 
 
 def test_a_layer_with_hundred_times_the_work_takes_longer_and_one_disturbance_does_not_show(

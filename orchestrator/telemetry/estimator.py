@@ -36,8 +36,6 @@ CONFIRMING_READINGS = 3
 """A price that moves by more than ``PRICE_JUMP`` is believed at its third reading in a row."""
 
 SAME_PRICE_RATIO = 1.05
-EXACT = 1e-6
-"""Ratios closer to 1 than this are rounding: the device runs as predicted."""
 
 
 @dataclass(slots=True)
@@ -242,7 +240,8 @@ class Estimator:
 
 
 def _slowdown(level: float) -> float:
-    return 1.0 if abs(level) < EXACT else exp(level)
+    """To whole percents: a finer change is no news, and would make planning start afresh."""
+    return max(0.01, round(exp(level), 2))
 
 
 def _device_and_step(report: StepReport) -> tuple[str, int]:

@@ -36,7 +36,7 @@ from orchestrator.core.slot import (
 from orchestrator.errors import OrchestratorError
 from orchestrator.planning.constraints import make_rows
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.guards import slot_bill_usd
+from orchestrator.planning.guards import affordable_s
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import BudgetOptions
 from orchestrator.telemetry.estimator import Estimator
@@ -252,7 +252,7 @@ class ControlLoop:
             self._chooser.seek_ratio(self._problem(), self._treasury)
         go_on, self._restarted = self._restarted and not slot.reports, False
         cluster = self._estimator.cluster
-        view = self._treasury.view(self._ledger.spent_usd, cluster)
+        view = self._treasury.view(self._ledger, cluster, slot.predicted)
         choice = self._chooser.choose(
             self._problem(), self._treasury, view, expected=slot.predicted, go_on=go_on
         )
@@ -285,9 +285,9 @@ class ControlLoop:
         if decision.kind == "idle":
             if decision.reason.startswith(CAP_REACHED):
                 return decision.reason
-            view = self._treasury.view(self._ledger.spent_usd, self._estimator.cluster)
-            idle = Candidate(decision.plan, IDLE_ESTIMATE)
-            if slot_bill_usd(self._problem(), idle, self.options.control.slot_s) > view.left_usd:
+            view = self._treasury.view(self._ledger, self._estimator.cluster, slot.predicted)
+            idle, slot_s = Candidate(decision.plan, IDLE_ESTIMATE), self.options.control.slot_s
+            if affordable_s(self._problem(), idle, ledger=view, slot_s=slot_s) < slot_s:
                 return f"{CAP_REACHED}: the devices present cost more than is left, even unused"
         elif decision.run_until_s and self._decision.run_until_s and not slot.steps:
             return f"{CAP_REACHED}: what is left does not pay for another step"

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 from math import fsum, inf
 
-from orchestrator.control.ledger import slot_bill_bound_usd
+from orchestrator.control.ledger import Ledger, slot_bill_bound_usd
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.durable import ControlState
 from orchestrator.core.slot import StepEstimate
@@ -116,18 +116,20 @@ class Treasury:
             slot_s=self._control.slot_s,
         )
 
-    def view(self, spent_usd: float, cluster: ClusterState) -> LedgerView:
-        """What the guards of a decision need to know."""
+    def view(self, ledger: Ledger, cluster: ClusterState, running: StepEstimate) -> LedgerView:
+        """What the guards of a decision need to know; ``running`` is of the incumbent."""
         reserve_usd = 0.0
         if self._budget.total_usd is not None:
             reserve_usd = CHECKPOINT_RESERVE_S * fsum(
                 cluster.price_usd_per_s(device.device_id) for device in cluster.devices
             )
         return LedgerView(
-            spent_usd=spent_usd,
+            spent_usd=ledger.spent_usd,
             budget_usd=self.budget_usd_per_s * cluster.now_s,
             line_usd=self.line_usd,
             total_usd=self._budget.total_usd,
             reserve_usd=reserve_usd,
             allow_idle=self._budget.allow_idle,
+            paid_until_s={hold.device_id: hold.paid_until_s for hold in ledger.holds},
+            running_step_s=running.step_s,
         )

@@ -182,19 +182,18 @@ class Segment:
 def segments(groups: Iterable[Group]) -> tuple[Segment, ...]:
     """Cut the model at every stage border of every group: one owner stage per group each."""
     chains = tuple(groups)
-    borders = sorted({stage.first_layer for group in chains for stage in group.stages})
-    ends = [*borders[1:], chains[0].num_layers] if chains else []
+    if not chains:
+        return ()
+    end_layer, owners = 0, [-1] * len(chains)
+    ends = [0] * len(chains)
     found = []
-    for first, end in zip(borders, ends, strict=True):
-        owners = tuple(
-            next(
-                i
-                for i, stage in enumerate(group.stages)
-                if stage.first_layer <= first < stage.end_layer
-            )
-            for group in chains
-        )
-        found.append(Segment(first, end, owners))
+    while end_layer < chains[0].num_layers:
+        for g, group in enumerate(chains):
+            if ends[g] == end_layer:
+                owners[g] += 1
+                ends[g] = group.stages[owners[g]].end_layer
+        first_layer, end_layer = end_layer, min(ends)
+        found.append(Segment(first_layer, end_layer, tuple(owners)))
     return tuple(found)
 
 

@@ -1,7 +1,8 @@
 """The hard cap: the most a plan may be billed, and how long it may run before the money is gone."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from orchestrator.core.cluster import PRICE_JUMP, ClusterState, Offer
 from orchestrator.core.plan import Migration
@@ -33,6 +34,12 @@ class LedgerView:
     allow_idle: bool = True
     """False: plans with J below idle run too; then only ``total_usd`` protects."""
 
+    paid_until_s: Mapping[str, float] = field(default_factory=dict)
+    """Devices whose billing goes on, and up to when they are paid ahead."""
+
+    running_step_s: float = 0.0
+    """Of the incumbent: devices that a new plan leaves are held until its last step ends."""
+
     @property
     def left_usd(self) -> float:
         """What work may still cost under the hard cap."""
@@ -46,16 +53,19 @@ def slot_bill_usd(
     candidate: Candidate,
     duration_s: float,
     migration: Migration = NO_MIGRATION,
+    *,
+    ledger: LedgerView,
 ) -> float:
     """Most that ``duration_s`` of a plan may be billed: C+ of the hard cap, C_max of G1.
 
-    Devices count at the highest price they may have, with the blocks that are paid ahead. A
-    change of price ends the slot, so an unforeseen one is met by the overrun only.
+    Devices count at the highest price they may have, with the blocks that are paid ahead: those
+    held already begin another one only after they are paid for, and those that the plan leaves
+    count until they have handed over. A change of price ends the slot, so an unforeseen
+    one is met by the overrun only.
 
     Source: docs/model.md, sections 3.7 and 4.5.
     """
     cluster, estimate = problem.cluster, candidate.estimate
-    held = set(problem.incumbent.device_ids) if problem.incumbent else set()
     used = set(candidate.plan.device_ids)
     overrun_s = OVERRUN_STEPS * estimate.step_s
     dollars = [
@@ -63,14 +73,19 @@ def slot_bill_usd(
         move_usd(cluster, migration),
     ]
     for device in cluster.devices:
-        offer = cluster.offer(device.pool)
-        standing = offer.billed == "while_present"  # used or not, and held since the first slot
-        if device.device_id not in used and not standing:
-            continue
-        goes_on = device.device_id in held or (standing and problem.incumbent is not None)
-        billed_s = _blocks_s(offer, duration_s + overrun_s, held=goes_on)
+        offer, held_s, late_s = cluster.offer(device.pool), duration_s + overrun_s, overrun_s
+        paid_until_s = ledger.paid_until_s.get(device.device_id)
+        if device.device_id not in used and offer.billed == "while_used":
+            if paid_until_s is None:
+                continue
+            late_s = OVERRUN_STEPS * ledger.running_step_s
+            held_s = migration.pause_s + late_s
+        if paid_until_s is None:
+            billed_s = _fresh_s(offer, held_s)
+        else:
+            billed_s = _quanta_s(offer, max(0.0, cluster.now_s + held_s - paid_until_s))
         foreseen, worst = _upper_prices_usd_per_s(offer)
-        dollars += [foreseen * billed_s, (worst - foreseen) * overrun_s]
+        dollars += [foreseen * billed_s, (worst - foreseen) * late_s]
     return math.fsum(dollars)
 
 
@@ -87,37 +102,37 @@ def move_usd(cluster: ClusterState, migration: Migration) -> float:
 def affordable_s(
     problem: PlanningProblem,
     candidate: Candidate,
-    migration: Migration,
+    migration: Migration = NO_MIGRATION,
     *,
-    left_usd: float,
+    ledger: LedgerView,
     slot_s: float,
 ) -> float:
     """How long the plan may run from now on: ``slot_s`` and its pause when all of it fits.
 
     Returns 0 when the money does not even pay for the pause and one step.
     """
+
+    def fits(duration_s: float) -> bool:
+        bill_usd = slot_bill_usd(problem, candidate, duration_s, migration, ledger=ledger)
+        return bill_usd <= ledger.left_usd
+
     longest_s = slot_s + migration.pause_s
-    if math.isinf(left_usd) or slot_bill_usd(problem, candidate, longest_s, migration) <= left_usd:
+    if math.isinf(ledger.left_usd) or fits(longest_s):
         return longest_s
     shortest_s = candidate.estimate.step_s + migration.pause_s
-    if slot_bill_usd(problem, candidate, shortest_s, migration) > left_usd:
+    if not fits(shortest_s):
         return 0.0
     while longest_s - shortest_s > 1e-3 * longest_s:
         middle_s = (shortest_s + longest_s) / 2
-        if slot_bill_usd(problem, candidate, middle_s, migration) <= left_usd:
+        if fits(middle_s):
             shortest_s = middle_s
         else:
             longest_s = middle_s
     return shortest_s
 
 
-def _blocks_s(offer: Offer, duration_s: float, *, held: bool) -> float:
-    """Billed seconds, in whole blocks: a fresh device's first one lasts its minimum.
-
-    Of a held device nobody knows how far its block has got: one more may start.
-    """
-    if held:
-        return _quanta_s(offer, duration_s) + offer.quantum_s
+def _fresh_s(offer: Offer, duration_s: float) -> float:
+    """Billed seconds of a device held anew, in whole blocks; the first lasts its minimum."""
     first_s = offer.minimum_s if offer.minimum_s > offer.quantum_s else 0.0
     return first_s + _quanta_s(offer, max(0.0, duration_s - first_s))
 

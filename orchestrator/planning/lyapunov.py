@@ -199,9 +199,7 @@ def _under_cap(scene: _Scene, candidate: Candidate) -> _Option | None:
     problem, slot_s, migration = scene.problem, scene.options.slot_s, Migration()
     if candidate is not scene.current:
         migration = plan_migration(problem, problem.incumbent, candidate.plan)
-    runs_s = affordable_s(
-        problem, candidate, migration, left_usd=scene.ledger.left_usd, slot_s=slot_s
-    )
+    runs_s = affordable_s(problem, candidate, migration, ledger=scene.ledger, slot_s=slot_s)
     if not runs_s:
         return None
     whole = runs_s >= slot_s + migration.pause_s

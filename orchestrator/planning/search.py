@@ -10,6 +10,8 @@ from orchestrator.planning.grouping import Grouping, neighbours, seeds
 from orchestrator.planning.trials import Evaluate, Evaluator, Trial
 
 NUM_RUNS = 2
+"""Climbs from unlike first guesses; one is enough from the plan that an earlier search found."""
+
 NUM_KICKS = 12
 KICK_MOVES = 2
 
@@ -80,7 +82,8 @@ class Search:
         guesses = [*starts, *seeds(roster, self._evaluator.seconds_per_sample)]
         first = [trial for guess in guesses if (trial := self._look(guess))]
         first.sort(key=self.score, reverse=True)
-        for run in range(min(NUM_RUNS, len(first))):
+        num_runs = 1 if starts else NUM_RUNS
+        for run in range(min(num_runs, len(first))):
             rng = np.random.Generator(np.random.PCG64((seed, run)))
             best = self._climb(first[run], rng)
             for _ in range(NUM_KICKS):

@@ -42,19 +42,16 @@ class _Option:
     stages: tuple[Stage, ...]
     microbatch: int
     curve: GroupCurve
-
-    @property
-    def samples_per_s(self) -> float:
-        """Of the steady period."""
-        return self.microbatch / self.curve.period_s
+    fill_drain_s: float  # as in the curve, here for speed
+    samples_per_s: float  # of the steady period
+    most_samples: int  # as far as memory goes
 
     def samples_by(self, time_s: float) -> float:
         """Samples done by a time, as a continuous figure."""
-        alpha, tau = self.curve.fill_drain_s, self.curve.period_s
-        if time_s < alpha:
-            return self.microbatch * time_s / alpha
-        count = min(self.curve.max_microbatches, (time_s - alpha) / tau + 1)
-        return self.microbatch * count
+        further_s = time_s - self.fill_drain_s
+        if further_s < 0:
+            return self.microbatch * time_s / self.fill_drain_s
+        return min(self.most_samples, self.microbatch + further_s * self.samples_per_s)
 
 
 class Evaluator:
@@ -107,7 +104,10 @@ class Evaluator:
         return other
 
     def trials(self, grouping: Grouping) -> tuple[Trial, ...]:
-        """The grouping with its best cuts and shares, one trial a schedule; () when none fits."""
+        """The grouping with its best cuts and shares, one trial a schedule; () when none fits.
+
+        A schedule whose pipelines promise no more than those of one before it is left out.
+        """
         found = self._trials.get(grouping)
         if found is None and grouping in self._old_prices:
             found = self._trials[grouping] = tuple(
@@ -115,8 +115,14 @@ class Evaluator:
                 for trial in self._old_prices.pop(grouping)
             )
         if found is None:
-            every = (self._assembled(grouping, schedule) for schedule in self._schedules)
-            found = self._trials[grouping] = tuple(trial for trial in every if trial)
+            every: list[Trial] = []
+            least_s = inf
+            for schedule in self._schedules:
+                end_s, _ = self._choice(grouping, schedule)
+                if end_s < least_s and (trial := self._assembled(grouping, schedule)):
+                    every.append(trial)
+                    least_s = end_s
+            found = self._trials[grouping] = tuple(every)
         return found
 
     def seen(self) -> list[Trial]:
@@ -220,7 +226,16 @@ class Evaluator:
         most = -(-self._batch // size)
         stages = self.cost.with_inflight(stages, size, most, schedule, replicated=replicated)
         curve = self.cost.curve(stages, size, schedule, replicated=replicated)
-        return _Option(stages, size, curve) if curve.max_microbatches else None
+        if not curve.max_microbatches:
+            return None
+        return _Option(
+            stages,
+            size,
+            curve,
+            fill_drain_s=curve.fill_drain_s,
+            samples_per_s=size / curve.period_s,
+            most_samples=size * curve.max_microbatches,
+        )
 
     def _deals(self, chosen_G: Sequence[_Option], schedule: str) -> Iterator[tuple[Group, ...]]:
         """Whole microbatches, and single samples where few microbatches make whole ones coarse."""
@@ -356,21 +371,20 @@ def _common_end(
 ) -> tuple[float, list[_Option]]:
     """When all groups have done the batch, each by the option that does most by then."""
 
-    def best_at(time_s: float) -> list[_Option]:
-        return [max(options, key=lambda o: o.samples_by(time_s)) for options in options_G]
+    def done_by(time_s: float) -> float:
+        return sum(max(o.samples_by(time_s) for o in options) for options in options_G)
 
     low_s = 0.0
     high_s = max(
-        o.curve.fill_drain_s + batch_samples * o.curve.period_s for opts in options_G for o in opts
+        o.fill_drain_s + batch_samples / o.samples_per_s for options in options_G for o in options
     )
-    chosen = best_at(high_s)
-    if sum(o.samples_by(high_s) for o in chosen) < batch_samples:
+    if done_by(high_s) < batch_samples:
         return inf, []  # memory caps the shares below the batch
     while high_s - low_s > 1e-3 * high_s:
         middle_s = (low_s + high_s) / 2
-        tried = best_at(middle_s)
-        if sum(o.samples_by(middle_s) for o in tried) >= batch_samples:
-            high_s, chosen = middle_s, tried
+        if done_by(middle_s) >= batch_samples:
+            high_s = middle_s
         else:
             low_s = middle_s
+    chosen = [max(options, key=lambda o: o.samples_by(high_s)) for options in options_G]
     return high_s, chosen

@@ -100,8 +100,6 @@ class RayBackend:
 
     def observe(self) -> Observation:
         """Let the slot pass, or an event end it early, and return what happened."""
-        if self._started_s is None:
-            self._started_s = time.monotonic()
         if not self._applied:
             return self._observation(())
         end_s = self._slot_from_s + self._config.control.slot_s
@@ -115,6 +113,8 @@ class RayBackend:
     def apply(self, decision: Decision) -> None:
         """Run the decided plan from the next step boundary on; a kept one does not pause."""
         plan, self._run_until_s, self._applied = decision.plan, decision.run_until_s, True
+        if self._started_s is None:
+            self._started_s = time.monotonic()
         if self._interrupted.is_set():
             return  # the end is near: nothing is worth starting
         if decision.predicted.step_s:

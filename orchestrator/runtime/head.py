@@ -1,5 +1,6 @@
 """The head: an actor that owns the workers and runs the control loop on one of its threads."""
 
+import gc
 import logging
 import time
 from dataclasses import replace
@@ -140,6 +141,7 @@ class Head:
             cpu_clock=time.process_time,
         )
         self._say("planning")
+        gc.freeze()  # else every collection of a search walks all that torch, Ray and CVXPY hold
         started_cpu_s = time.process_time()
         try:
             while loop.outcome is None and self._stop_reason is None:

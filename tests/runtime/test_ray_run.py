@@ -151,6 +151,17 @@ def test_a_run_trains_as_one_process_would_and_keeps_its_books(tmp_path: Path) -
             assert record.measured.step_s == pytest.approx(record.predicted.step_s, rel=0.05)
 
 
+def test_devices_whose_first_block_costs_more_than_the_total_are_not_begun(tmp_path: Path) -> None:
+    text = TEXT.format(folder=tmp_path, task="tests.runtime.models:mlp", steps=30, events="")
+    text = text.replace("count: 1", "count: 1, billed: while_present, minimum_s: 3600")
+    run = RunConfig.parse(text, ["budget.total_usd=3.5"])  # an hour of both costs 4 $
+    outcome = run_job(run)
+    assert (outcome.status, exit_code(outcome)) == ("budget", 3)
+    assert "budget_cap_reached" in outcome.reason
+    result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
+    assert (result["spent_usd"], result["steps"]) == (0.0, 0)
+
+
 def test_a_stopped_run_resumes_with_the_losses_of_an_unbroken_one(tmp_path: Path) -> None:
     run = config(tmp_path, steps=60)
     stop = once_at(12, lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import count
 from math import fsum
 
+import numpy as np
 import pytest
 
 from orchestrator.control.loop import ControlLoop
@@ -117,6 +118,48 @@ def test_total_usd_holds_although_unused_devices_pay_blocks_ahead(
     assert run.loop.outcome is not None
     assert run.loop.outcome.status == "budget"
     assert run.records[-1].spent_usd <= total_usd
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_total_usd_holds_over_several_lives_whatever_is_billed_how(seed: int) -> None:
+    """Blocks paid ahead, standing pools, jumping prices, stragglers, and resuming with no money."""
+    rng = np.random.default_rng(seed)
+    cluster = demo_cluster()
+    offers = tuple(
+        replace(
+            offer,
+            billed=str(rng.choice(["while_used", "while_present"])),
+            minimum_s=float(rng.choice([0.0, 60.0, 600.0, 3600.0])),
+            quantum_s=float(rng.choice([0.0, 1.0, 60.0, 600.0])),
+        )
+        for offer in cluster.offers
+    )
+    total_usd = float(rng.choice([0.02, 0.1, 0.5, 2.0]))
+    budget = BudgetOptions(
+        average_per_hour_usd=float(rng.choice([11.0, 30.0])), horizon_hours=4, total_usd=total_usd
+    )
+    state, booked_usd = None, 0.0
+    for _ in range(4):
+        from_s = state.time_s if state else 0.0
+        events = [
+            TraceEvent(
+                at_s=from_s + float(rng.uniform(10, 600)),
+                pool=pool,
+                price_usd_per_s=float(rng.uniform(0.2, 5.0)) * PER_HOUR[pool] / 3600,
+            )
+            for pool in rng.choice(list(PER_HOUR), 2, replace=False)
+        ]
+        events.append(TraceEvent(at_s=from_s + 100.0, device="mid-0", speed_ratio=0.4))
+        run = rehearsal(
+            budget=budget, cluster=replace(cluster, offers=offers), events=events, state=state
+        )
+        run.run(max_slots=int(rng.integers(2, 30)))
+        if run.loop.outcome is None:
+            run.loop.end("stopped", "a new life follows")
+        assert max(record.spent_usd for record in run.records) <= total_usd
+        booked_usd += fsum(entry.usd + entry.egress_usd for entry in run.ledger)
+        assert run.records[-1].spent_usd == pytest.approx(booked_usd, rel=1e-12)
+        state = run.states[-1]
 
 
 def test_most_of_the_total_is_used_before_the_run_stops_for_it() -> None:

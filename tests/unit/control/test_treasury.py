@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.control.ledger import Ledger
 from orchestrator.control.treasury import Treasury
 from orchestrator.core.slot import IDLE_ESTIMATE, StepEstimate
 from orchestrator.planning.lyapunov import ControlOptions
@@ -67,7 +68,8 @@ def test_nothing_is_promised_where_idling_is_forbidden() -> None:
 
 
 def test_under_a_hard_cap_the_last_checkpoint_is_kept_paid_for() -> None:
-    view = Treasury(replace(BUDGET, total_usd=5.0), CONTROL).view(1.0, replace(CLUSTER, now_s=100))
+    treasury, ledger = Treasury(replace(BUDGET, total_usd=5.0), CONTROL), Ledger(spent_usd=1.0)
+    view = treasury.view(ledger, replace(CLUSTER, now_s=100), IDLE_ESTIMATE)
     assert view.budget_usd == pytest.approx(0.1)
     assert view.reserve_usd == pytest.approx(0.02)
     assert view.left_usd == pytest.approx(3.98)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.cluster import Offer
-from orchestrator.core.plan import Plan
+from orchestrator.core.cluster import PRICE_JUMP, Offer
+from orchestrator.core.plan import Migration, Plan
 from orchestrator.core.slot import (
     IDLE_ESTIMATE,
     Candidate,
@@ -253,6 +253,10 @@ def replace_rate(plan: Candidate, rate: float) -> Candidate:
     return replace(plan, estimate=replace(plan.estimate, samples_per_s=rate))
 
 
+def paid(until_s: dict[str, float]) -> LedgerView:
+    return replace(RICH, paid_until_s=until_s, running_step_s=3.0)
+
+
 def test_bill_counts_minimum_blocks_and_highest_prices() -> None:
     cluster = make_cluster(DEVICES)
     offer = Offer(
@@ -261,9 +265,19 @@ def test_bill_counts_minimum_blocks_and_highest_prices() -> None:
     )  # fmt: skip
     plan = candidate(0, rate=8.0, dollars=1e-3)
     fresh = problem_of(cluster=replace(cluster, offers=(offer,)))
-    held = replace(fresh, incumbent=plan.plan)
-    assert slot_bill_usd(fresh, plan, 10.0) == pytest.approx(2e-3 * 60)
-    assert slot_bill_usd(held, plan, 10.0) == pytest.approx(2e-3 * 120)  # one block may start
+    assert slot_bill_usd(fresh, plan, 10.0, ledger=RICH) == pytest.approx(2e-3 * 60)
+    for paid_s, blocks in ((0.0, 1), (5.0, 1), (12.0, 0)):  # held for 10 s and two steps of 1 s
+        bill_usd = slot_bill_usd(fresh, plan, 10.0, ledger=paid({"d-0": paid_s}))
+        assert bill_usd == pytest.approx(2e-3 * 60 * blocks)
+
+
+def test_bill_counts_devices_that_are_held_until_they_have_handed_over() -> None:
+    plan = candidate(0, rate=8.0, dollars=1e-3)
+    problem, migration = problem_of(), Migration(pause_s=5.0)
+    alone = slot_bill_usd(problem, plan, 10.0, migration, ledger=paid({"d-0": 0.0}))
+    both = slot_bill_usd(problem, plan, 10.0, migration, ledger=paid({"d-0": 0.0, "d-1": 0.0}))
+    foreseen, jumped = 1e-3 * (5.0 + 6.0), (PRICE_JUMP - 1) * 1e-3 * 6.0  # two steps of 3 s
+    assert both - alone == pytest.approx(foreseen + jumped)
 
 
 def test_bill_counts_the_blocks_that_follow_a_fresh_devices_minimum() -> None:
@@ -273,8 +287,8 @@ def test_bill_counts_the_blocks_that_follow_a_fresh_devices_minimum() -> None:
     )  # fmt: skip
     fresh = problem_of(cluster=replace(make_cluster(DEVICES), offers=(offer,)))
     plan = candidate(0, rate=8.0, dollars=1e-3)
-    assert slot_bill_usd(fresh, plan, 90.0) == pytest.approx(1e-3 * 100)
-    assert slot_bill_usd(fresh, plan, 110.0) == pytest.approx(1e-3 * 160)
+    assert slot_bill_usd(fresh, plan, 90.0, ledger=RICH) == pytest.approx(1e-3 * 100)
+    assert slot_bill_usd(fresh, plan, 110.0, ledger=RICH) == pytest.approx(1e-3 * 160)
 
 
 def test_bill_counts_the_blocks_of_devices_that_are_present_and_unused() -> None:
@@ -284,9 +298,9 @@ def test_bill_counts_the_blocks_of_devices_that_are_present_and_unused() -> None
     )  # fmt: skip
     fresh = problem_of(cluster=replace(make_cluster(DEVICES), offers=(offer,)))
     plan = candidate(0, rate=8.0, dollars=1e-3)
-    held = replace(fresh, incumbent=plan.plan)
-    assert slot_bill_usd(fresh, plan, 10.0) == pytest.approx(4 * 1e-3 * 600)
-    assert slot_bill_usd(held, plan, 10.0) == pytest.approx(4 * 1e-3 * 120)
+    held = {device.device_id: 0.0 for device in DEVICES}
+    assert slot_bill_usd(fresh, plan, 10.0, ledger=RICH) == pytest.approx(4 * 1e-3 * 600)
+    assert slot_bill_usd(fresh, plan, 10.0, ledger=paid(held)) == pytest.approx(4 * 1e-3 * 60)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +372,7 @@ def adversarial_run(seed: int, *, total_usd: float | None, guesses: float) -> li
             rate = len(decision.plan.device_ids) * prices["d"]
             # the price jumps fivefold at once when the slot is closed
             bill = rate * elapsed + 5 * rate * OVERRUN_STEPS * step_s
-            slot_bill_max = max(slot_bill_max, slot_bill_usd(problem, chosen, elapsed))
+            slot_bill_max = max(slot_bill_max, slot_bill_usd(problem, chosen, elapsed, ledger=RICH))
             elapsed = held_s
             used_s = min(used_s, elapsed)
         queues = queues.update(bill, budget, elapsed)

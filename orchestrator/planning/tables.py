@@ -32,6 +32,7 @@ class LayerTables:
         self.model = model
         self._times: dict[tuple[str, int, int], TimeTable] = {}
         self._sizes: dict[int, SizeTable] = {}
+        self._team_sizes: dict[str, tuple[int, ...]] = {}
         self.ties = tuple(
             (tuple(sorted(set(layers))), self._tie_bytes(index))
             for index, layers in enumerate(model.ties)
@@ -75,6 +76,14 @@ class LayerTables:
             update_s=tuple(accumulate(row.update_s, initial=0.0)),
             interpolated=row.estimated,
         )
+
+    def team_sizes(self, kind: str) -> tuple[int, ...]:
+        """Team sizes with both times (of this kind) and layer sizes, ascending; perhaps ()."""
+        if kind not in self._team_sizes:
+            timed = {t.team_size for t in self.model.times if t.kind == kind}
+            sized = {s.team_size for s in self.model.sizes}
+            self._team_sizes[kind] = tuple(sorted(timed & sized))
+        return self._team_sizes[kind]
 
     def sizes(self, team_size: int) -> SizeTable:
         """Bytes of the fullest member of a team. Raises ValueError when not profiled."""

@@ -9,6 +9,7 @@ from orchestrator.core.plan import Group
 from orchestrator.core.schedule import FORWARD, Program, build_program
 from orchestrator.core.slot import StepEstimate
 from orchestrator.planning.cost import CostModel
+from orchestrator.planning.sums import Alike
 
 Seconds = Callable[[int, str, int], float]
 """(stage, op, microbatch) -> duration."""
@@ -93,8 +94,9 @@ def group_makespan(cost: CostModel, group: Group, schedule: str) -> float:
     return max(stage_ends_s(cost, group, schedule))
 
 
-def retime(cost: CostModel, groups: Sequence[Group], schedule: str) -> StepEstimate:
+def retime(
+    cost: CostModel, groups: Sequence[Group], schedule: str, alike: Sequence[Alike] | None = None
+) -> StepEstimate:
     """The estimate of ``CostModel.evaluate``, with exact times of the pipelines."""
-    return cost.evaluate(
-        groups, schedule, stage_ends_s=[stage_ends_s(cost, g, schedule) for g in groups]
-    )
+    ends_s = [stage_ends_s(cost, group, schedule) for group in groups]
+    return cost.evaluate(groups, schedule, alike=alike, stage_ends_s=ends_s)

@@ -110,12 +110,12 @@ class MemoryModel:
             found.append(fixed + held * per_microbatch + (bucket if replicated else 0.0))
         return tuple(found)
 
-    def error(self, groups: Sequence[Group], schedule: str) -> str | None:
+    def error(self, groups: Sequence[Group], schedule: str, *, replicated: bool) -> str | None:
         """Which device lacks most memory, and how much; None when all fit."""
         margin_ratio = self._problem.memory_margin_ratio
         worst, message = 0.0, None
         for group in groups:
-            peaks = self.peaks_bytes(group, schedule, replicated=len(groups) > 1)
+            peaks = self.peaks_bytes(group, schedule, replicated=replicated)
             for stage, peak in zip(group.stages, peaks, strict=True):
                 usable = self.usable_bytes(stage.team)
                 if peak - usable > worst:

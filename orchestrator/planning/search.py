@@ -6,8 +6,7 @@ from math import inf
 import numpy as np
 
 from orchestrator.core.slot import StepEstimate
-from orchestrator.planning.grouping import Grouping, neighbours, seeds
-from orchestrator.planning.trials import Evaluate, Evaluator, Trial
+from orchestrator.planning.trials import Evaluate, Evaluator, State, Trial
 
 NUM_RUNS = 2
 """Climbs from unlike first guesses; one is enough from the plan that an earlier search found."""
@@ -24,15 +23,15 @@ SUMS_RATIO = 0.8
 """Part of the time of gradient sums that better cuts may save."""
 
 DETOUR_RATIO = 0.15
-"""Groupings that promise less than the best score by more than this, relative to what the best
+"""States that promise less than the best score by more than this, relative to what the best
 one's samples are worth, are not climbed through."""
 
 HOPE_FACTOR = 1.05
-"""How much faster a step may turn out than the continuous shares of a grouping suggest."""
+"""How much faster a step may turn out than the continuous shares of a state suggest."""
 
 
 class Search:
-    """Looks for the groupings of largest ``J = V' r - Q c``.
+    """Looks for the states of largest ``J = V' r - Q c``.
 
     Without a deadline the same problem gives the same trials, whatever devices are called.
 
@@ -54,32 +53,32 @@ class Search:
     ) -> None:
         self._evaluator, self._out_of_time = evaluator, out_of_time
         self._weight, self._backlog_usd = penalty_weight, backlog_usd
-        self._known: dict[Grouping, Trial | None] = {}
-        self._elite: dict[Grouping, Trial] = {}
+        self._known: dict[State, Trial | None] = {}
+        self._elite: dict[State, Trial] = {}
         self._best: Trial | None = None
-        cost, roster = evaluator.cost, evaluator.roster
+        cost = evaluator.cost
         self._idle_score = -backlog_usd * cost.standing_usd_per_s
         microbatches = cost.problem.batch_samples / cost.problem.microbatch_samples
         self._polish_ratio = POLISH_RATIO + POLISH_GRAIN / microbatches
         self._batch = cost.problem.batch_samples
         self._price = [
-            cost.devices_usd_per_s([device.device_id]) - cost.standing_usd_per_s
-            for device in roster.devices
+            cost.devices_usd_per_s(team.device_ids) - cost.standing_usd_per_s
+            for team in evaluator.space.teams
         ]
         self._worth = [
             penalty_weight / seconds - backlog_usd * price
             for seconds, price in zip(evaluator.seconds_per_sample, self._price, strict=True)
         ]
 
-    def run(self, starts: Sequence[Grouping], seed: int) -> list[Trial]:
+    def run(self, starts: Sequence[State], seed: int) -> list[Trial]:
         """Return polished trials, best score first; empty when nothing fits memory.
 
         Args:
-            starts: Groupings to climb from beside the usual first guesses.
+            starts: States to climb from beside the usual first guesses.
             seed: Of the random order of moves and of the kicks.
         """
-        roster = self._evaluator.roster
-        guesses = [*starts, *seeds(roster, self._evaluator.seconds_per_sample)]
+        evaluator = self._evaluator
+        guesses = [*starts, *evaluator.space.seeds(evaluator.seconds_per_sample)]
         first = [trial for guess in guesses if (trial := self._look(guess))]
         first.sort(key=self.score, reverse=True)
         num_runs = 1 if starts else NUM_RUNS
@@ -119,37 +118,37 @@ class Search:
     def _score(self, estimate: StepEstimate) -> float:
         return self._weight * estimate.samples_per_s - self._backlog_usd * estimate.cost_usd_per_s
 
-    def _promises(self, grouping: Grouping, score: float) -> bool:
-        """Whether a grouping may score more: by the devices' speed alone, then by its pipelines."""
-        devices = [d for chain in grouping for d in chain]
-        if self._idle_score + sum(self._worth[d] for d in devices) <= score:
+    def _promises(self, state: State, score: float) -> bool:
+        """Whether a state may score more: by the devices' speed alone, then by its pipelines."""
+        used = self._evaluator.space.used(state)
+        if self._idle_score + sum(n * self._worth[team] for team, n in used) <= score:
             return False
-        least_s = self._evaluator.least_s(grouping)
-        prices = sum(self._price[d] for d in devices)
+        least_s = self._evaluator.least_s(state)
+        prices = sum(n * self._price[team] for team, n in used)
         worth = self._weight * self._batch / least_s
         return self._idle_score + HOPE_FACTOR * worth - self._backlog_usd * prices > score
 
-    def _look(self, grouping: Grouping) -> Trial | None:
-        """The best trial of a grouping, polished when it comes near the best of all."""
-        if grouping in self._known:
-            return self._known[grouping]
-        trial = max(self._evaluator.trials(grouping), key=self.score, default=None)
+    def _look(self, state: State) -> Trial | None:
+        """The best trial of a state, polished when it comes near the best of all."""
+        if state in self._known:
+            return self._known[state]
+        trial = max(self._evaluator.trials(state), key=self.score, default=None)
         if trial:
             best = self._best
             if best is None or self._may_beat(trial, best):
                 trial = self._ascend(trial, self._evaluator.recut)
                 if best is None or self.score(trial) >= self.score(best) - self._margin(trial):
-                    trial = self.polish(trial, self._evaluator.cost.evaluate)
-                self._elite[grouping] = trial
+                    trial = self.polish(trial, self._evaluator.estimate)
+                self._elite[state] = trial
             if best is None or self.score(trial) > self.score(best):
                 self._best = trial
-        self._known[grouping] = trial
+        self._known[state] = trial
         return trial
 
     def _may_beat(self, trial: Trial, best: Trial) -> bool:
         """Whether polishing may bring a trial to the best: a little, and most of its sums."""
         estimate = trial.estimate
-        movable = any(len(chain) > 1 for chain in trial.grouping)
+        movable = any(len(group.stages) > 1 for group in trial.groups)
         least_s = estimate.step_s - (SUMS_RATIO * estimate.sync_s if movable else 0.0)
         gain = self._weight * self._batch * (1 / least_s - 1 / estimate.step_s)
         return self.score(trial) + gain + self._margin(trial) >= self.score(best)
@@ -158,29 +157,29 @@ class Search:
         improved = True
         while improved:
             improved = False
-            for grouping in self._near(trial.grouping, rng):
+            for state in self._near(trial.state, rng):
                 if self._out_of_time():
                     return trial
-                if not self._promises(grouping, max(self.score(trial), self._floor())):
+                if not self._promises(state, max(self.score(trial), self._floor())):
                     continue
-                other = self._look(grouping)
+                other = self._look(state)
                 if other and self.score(other) > self.score(trial):
                     trial, improved = other, True
                     break
         return trial
 
     def _floor(self) -> float:
-        """Below this a grouping is not even worth passing through."""
+        """Below this a state is not even worth passing through."""
         if self._best is None:
             return -inf
         worth = self._weight * self._best.estimate.samples_per_s
         return self.score(self._best) - DETOUR_RATIO * worth
 
     def _kick(self, trial: Trial, rng: np.random.Generator) -> Trial | None:
-        grouping = trial.grouping
+        state = trial.state
         for _ in range(KICK_MOVES):
-            grouping = next(self._near(grouping, rng), grouping)
-        return self._look(grouping)
+            state = next(self._near(state, rng), state)
+        return self._look(state)
 
-    def _near(self, grouping: Grouping, rng: np.random.Generator) -> Iterator[Grouping]:
-        return neighbours(self._evaluator.roster, grouping, self._evaluator.num_layers, rng)
+    def _near(self, state: State, rng: np.random.Generator) -> Iterator[State]:
+        return self._evaluator.space.near(state, self._evaluator.num_layers, rng)

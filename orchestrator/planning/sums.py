@@ -13,6 +13,13 @@ Owners = tuple[tuple[int, int], ...]
 """(group, stage) of each that holds the parameters."""
 
 
+class Alike(NamedTuple):
+    """For how many groups one stands, and the teams of the next of them, stage by stage."""
+
+    num_groups: int
+    twin: tuple[Team, ...]
+
+
 class GradientSum(NamedTuple):
     """One ring all-reduce: of a segment's parameters, or of one tied parameter."""
 
@@ -21,15 +28,20 @@ class GradientSum(NamedTuple):
     owners: Owners
 
 
-def list_sums(groups: Sequence[Group], tables: LayerTables) -> tuple[tuple[Owners, float], ...]:
+def list_sums(
+    groups: Sequence[Group], tables: LayerTables, *, replicated: bool | None = None
+) -> tuple[tuple[Owners, float], ...]:
     """Owners and bytes of every sum: segments without their ties in layer order, then ties.
 
-    What has a single owner needs no sum.
+    What has a single owner needs no sum. ``replicated``: whether layers have several owners;
+    None: when several groups are given.
 
     Source: docs/model.md, section 3.6.
     """
     found: list[tuple[Owners, float]] = []
-    if len(groups) > 1:
+    if replicated is None:
+        replicated = len(groups) > 1
+    if replicated:
         for segment in segments(groups):
             owners = tuple(enumerate(segment.owners))
             size_bytes = _segment_bytes(groups, tables, segment, owners)
@@ -42,15 +54,19 @@ def list_sums(groups: Sequence[Group], tables: LayerTables) -> tuple[tuple[Owner
             for s, stage in enumerate(group.stages)
             if any(layer in stage.layers for layer in layers)
         )
-        if len(owners) > 1:
+        if replicated or len(owners) > 1:
             found.append((owners, size_bytes))
     return tuple(found)
 
 
 def ring_hops(devices: Iterable[Device]) -> tuple[tuple[Device, Device], ...]:
     """Who sends to whom in a ring all-reduce: ordered by zone, then by node."""
-    order = sorted(devices, key=lambda d: (d.zone, d.node_id, d.device_id))
+    order = sorted(devices, key=_ring_order)
     return tuple(zip(order, order[1:] + order[:1], strict=True))
+
+
+_Member = tuple[str, str, int]
+"""First and last device of a set of alike owners, and how many they are."""
 
 
 class GradientSums:
@@ -61,22 +77,34 @@ class GradientSums:
 
     def __init__(self, tables: LayerTables, cluster: ClusterState) -> None:
         self._tables, self._cluster = tables, cluster
-        self._rings: dict[tuple[tuple[str, ...], float], tuple[float, float]] = {}
-        self._together: dict[tuple[tuple[tuple[str, ...], int], ...], tuple[float, float]] = {}
+        self._rings: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._together: dict[tuple[object, ...], tuple[float, float]] = {}
 
-    def of(self, groups: Sequence[Group]) -> tuple[GradientSum, ...]:
-        """Every sum with its time and cost; see ``list_sums``."""
+    def of(
+        self, groups: Sequence[Group], alike: Sequence[Alike] | None = None
+    ) -> tuple[GradientSum, ...]:
+        """Every sum with its time and cost; see ``list_sums``.
+
+        ``alike``: for how many groups each stands; None: for itself.
+        """
+        replicated = len(groups) > 1 or bool(alike and alike[0].num_groups > 1)
         return tuple(
-            self._sum(groups, owners, size_bytes)
-            for owners, size_bytes in list_sums(groups, self._tables)
+            GradientSum(*self._ring(_links_of_ring(groups, alike, owners), size_bytes), owners)
+            for owners, size_bytes in list_sums(groups, self._tables, replicated=replicated)
         )
 
-    def together(self, groups: Sequence[Group]) -> tuple[float, float]:
+    def together(
+        self, groups: Sequence[Group], alike: Sequence[Alike] | None = None
+    ) -> tuple[float, float]:
         """Seconds until the last sum ends when all may start at once, and egress in dollars."""
-        key = tuple([(s.team.device_ids, s.first_layer) for g in groups for s in g.stages])
+        key: tuple[object, ...] = tuple(
+            [(s.team.device_ids, s.first_layer) for g in groups for s in g.stages]
+        )
+        if alike:
+            key = (key, *(a.num_groups for a in alike))
         found = self._together.get(key)
         if found is None:
-            sums = self.of(groups)
+            sums = self.of(groups, alike)
             last_s = self.last_finish_s(groups, sums, [0.0] * len(sums))
             found = self._together[key] = (last_s, sum(z.egress_usd for z in sums))
         return found
@@ -96,20 +124,55 @@ class GradientSums:
         )
         return max(finish_s, default=0.0)
 
-    def _sum(self, groups: Sequence[Group], owners: Owners, size_bytes: float) -> GradientSum:
-        teams = [groups[g].stages[s].team for g, s in owners]
-        key = (tuple(team.device_ids[0] for team in teams), size_bytes)
-        if key not in self._rings:
-            self._rings[key] = self._ring(teams, size_bytes)
-        return GradientSum(*self._rings[key], owners)
+    def _ring(self, members: tuple[_Member, ...], size_bytes: float) -> tuple[float, float]:
+        key = (members, size_bytes)
+        found = self._rings.get(key)
+        if found is None:
+            found = self._rings[key] = self._ring_figures(members, size_bytes)
+        return found
 
-    def _ring(self, teams: Sequence[Team], size_bytes: float) -> tuple[float, float]:
-        devices = [self._cluster.device(team.device_ids[0]) for team in teams]
-        hops = [self._cluster.link(*ends) for ends in ring_hops(devices)]
-        rounds, chunk = 2 * (len(hops) - 1), size_bytes / len(hops)
-        slowest = min(hop.rate_bytes_per_s(chunk) for hop in hops)
-        duration_s = rounds * (chunk / slowest + max(hop.latency_s for hop in hops))
-        return duration_s, rounds * chunk * sum(hop.egress_usd_per_byte for hop in hops)
+    def _ring_figures(self, members: tuple[_Member, ...], size_bytes: float) -> tuple[float, float]:
+        """Duration and dollars: every hop carries each chunk twice but for one round."""
+        cluster = self._cluster
+        ends = sorted(
+            (
+                (cluster.device(device), cluster.device(last), count)
+                for device, last, count in members
+            ),
+            key=lambda end: _ring_order(end[0]),
+        )
+        hops = [
+            (cluster.link(device, last), count - 1) for device, last, count in ends if count > 1
+        ]
+        following = [*ends[1:], ends[0]]
+        hops += [
+            (cluster.link(last, device), 1)
+            for (_, last, _), (device, _, _) in zip(ends, following, strict=True)
+        ]
+        num_members = sum(count for _, _, count in members)
+        rounds, chunk = 2 * (num_members - 1), size_bytes / num_members
+        slowest = min(hop.rate_bytes_per_s(chunk) for hop, _ in hops)
+        duration_s = rounds * (chunk / slowest + max(hop.latency_s for hop, _ in hops))
+        egress_usd_per_byte = sum(times * hop.egress_usd_per_byte for hop, times in hops)
+        return duration_s, rounds * chunk * egress_usd_per_byte
+
+
+def _links_of_ring(
+    groups: Sequence[Group], alike: Sequence[Alike] | None, owners: Owners
+) -> tuple[_Member, ...]:
+    """Where the ring passes: first device, last device and number of each set of owners."""
+    found = []
+    for g, s in owners:
+        device = groups[g].stages[s].team.device_ids[0]
+        if alike and alike[g].num_groups > 1:
+            found.append((device, alike[g].twin[s].device_ids[0], alike[g].num_groups))
+        else:
+            found.append((device, device, 1))
+    return tuple(found)
+
+
+def _ring_order(device: Device) -> tuple[str, str, str]:
+    return device.zone, device.node_id, device.device_id
 
 
 def _segment_bytes(

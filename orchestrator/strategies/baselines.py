@@ -9,8 +9,8 @@ from orchestrator.core.plan import Group, Plan, Stage
 from orchestrator.core.slot import Candidate, PlanningProblem
 from orchestrator.errors import InfeasibleError
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.grouping import Roster
 from orchestrator.planning.partition import partition
+from orchestrator.planning.roster import Roster
 from orchestrator.planning.waterfill import as_microbatches, deal_samples
 from orchestrator.strategies.explorer import (
     Explorer,
@@ -186,7 +186,7 @@ class SlotCap:
             self._explorer.search(
                 problem, out_of_time, price_of_money_samples_per_usd=part * best_ratio
             )
-        seen = self._explorer.evaluator(problem).seen()
+        seen = self._explorer.seen(problem)
         within = [t for t in seen if t.estimate.cost_usd_per_s <= problem.budget_usd_per_s]
         best = max(within, key=lambda t: t.estimate.samples_per_s, default=None)
         return candidates_of(problem, [best] if best else [])

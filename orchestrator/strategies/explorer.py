@@ -10,9 +10,11 @@ from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem, St
 from orchestrator.errors import InfeasibleError
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
-from orchestrator.planning.grouping import Grouping, Roster
+from orchestrator.planning.grouping import DeviceSpace
+from orchestrator.planning.roster import Roster
 from orchestrator.planning.search import Search
-from orchestrator.planning.trials import Evaluator, Trial
+from orchestrator.planning.sums import Alike
+from orchestrator.planning.trials import Evaluator, Space, State, Trial
 
 NUM_RETIMED = 4
 """Finalists of the closed form that are timed exactly."""
@@ -21,6 +23,21 @@ NUM_DIVERSE = 6
 """Candidates on other sets of pools than the finalists'."""
 
 OutOfTime = Callable[[], bool]
+
+
+def device_space(problem: PlanningProblem) -> Space:
+    """Device by device, with the teams that the profile and the problem allow."""
+    return DeviceSpace(Roster(problem.cluster, team_sizes(problem)))
+
+
+def team_sizes(problem: PlanningProblem) -> dict[str, tuple[int, ...]]:
+    """Sizes of teams that may be formed, by kind."""
+    measured = {size.team_size for size in problem.model.sizes}
+    found: dict[str, set[int]] = {}
+    for times in problem.model.times:
+        if times.team_size in measured and times.team_size <= problem.max_team:
+            found.setdefault(times.kind, {1}).add(times.team_size)
+    return {kind: tuple(sorted(sizes)) for kind, sizes in found.items()}
 
 
 class Explorer:
@@ -33,8 +50,12 @@ class Explorer:
         """The one of the last slot when the cluster is in the same state, else a new one."""
         if self._evaluator is None or not self._evaluator.serves(problem):
             repriced = self._evaluator.repriced(problem) if self._evaluator else None
-            self._evaluator = repriced or Evaluator(problem)
+            self._evaluator = repriced or Evaluator(problem, device_space)
         return self._evaluator
+
+    def seen(self, problem: PlanningProblem) -> list[Trial]:
+        """Every trial so far in this state of the cluster."""
+        return self.evaluator(problem).seen()
 
     def search(
         self,
@@ -58,35 +79,36 @@ class Explorer:
         if price_of_money_samples_per_usd is not None:
             weight, backlog_usd = 1.0, price_of_money_samples_per_usd
         search = Search(evaluator, weight, backlog_usd, out_of_time)
-        elite = search.run(_starts(evaluator.roster, problem.incumbent), problem.seed)
+        elite = search.run(_starts(evaluator.space, problem.incumbent), problem.seed)
         if not elite:
             raise InfeasibleError(f"no plan fits the devices' memory: {_misfit(evaluator.cost)}")
 
-        def exact(groups: Sequence[Group], schedule: str) -> StepEstimate:
-            return retime(evaluator.cost, groups, schedule)
+        def exact(groups: Sequence[Group], alike: Sequence[Alike], schedule: str) -> StepEstimate:
+            return retime(evaluator.cost, groups, schedule, alike)
 
         finalists = [
-            replace(trial, estimate=exact(trial.groups, trial.schedule))
+            replace(trial, estimate=exact(trial.groups, trial.alike, trial.schedule))
             for trial in elite[:NUM_RETIMED]
         ]
         finalists.sort(key=search.score, reverse=True)
         finalists[0] = search.polish(finalists[0], exact)
-        return [*finalists, *_others(evaluator, search, {t.grouping for t in finalists})]
+        return [*finalists, *_others(evaluator, search, {t.state for t in finalists})]
 
 
-def _others(evaluator: Evaluator, search: Search, known: set[Grouping]) -> list[Trial]:
+def _others(evaluator: Evaluator, search: Search, known: set[State]) -> list[Trial]:
     """The plan of most samples per dollar, and the best ones on other sets of pools.
 
     V needs the first; the user's limits may leave nothing but one of the second.
     """
-    seen = [trial for trial in evaluator.seen() if trial.grouping not in known]
+    seen = [trial for trial in evaluator.seen() if trial.state not in known]
+    cluster = evaluator.cost.problem.cluster
     best: dict[tuple[str, ...], Trial] = {}
     for trial in sorted(seen, key=search.score, reverse=True):
-        devices = (evaluator.roster.devices[d] for chain in trial.grouping for d in chain)
+        devices = (cluster.device(d) for group in trial.groups for d in group.device_ids)
         best.setdefault(tuple(sorted(device.pool for device in devices)), trial)
     thrifty = max(seen, key=lambda t: t.estimate.samples_per_usd, default=None)
     chosen = [*([thrifty] if thrifty else []), *list(best.values())[:NUM_DIVERSE]]
-    return list({trial.grouping: trial for trial in chosen}.values())
+    return list({trial.state: trial for trial in chosen}.values())
 
 
 def candidates_of(problem: PlanningProblem, trials: Iterable[Trial]) -> tuple[Candidate, ...]:
@@ -94,8 +116,12 @@ def candidates_of(problem: PlanningProblem, trials: Iterable[Trial]) -> tuple[Ca
 
     Alike devices are swapped so that layers stay where the incumbent has them.
     """
-    roster, cost = Roster(problem.cluster), CostModel(problem)
-    found = [candidate_of(cost, settled(roster, t, problem.incumbent), t.schedule) for t in trials]
+    cost = CostModel(problem)
+    found = [
+        candidate_of(cost, groups, trial.schedule)
+        for trial in trials
+        if (groups := trial.space.placed(trial, problem.incumbent))
+    ]
     found.append(idle_candidate(cost))
     return tuple(sorted(found, key=lambda c: -c.score))
 
@@ -117,36 +143,9 @@ def idle_candidate(cost: CostModel) -> Candidate:
     return Candidate(plan, IDLE_ESTIMATE, cost.score(IDLE_ESTIMATE))
 
 
-def settled(roster: Roster, trial: Trial, incumbent: Plan | None) -> tuple[Group, ...]:
-    """The trial's groups on those of the alike devices that hold their layers already."""
-    held = {
-        device_id: (g, stage.layers)
-        for g, group in enumerate(incumbent.groups if incumbent else ())
-        for stage in group.stages
-        for device_id in stage.team.device_ids
-    }
-    index_of = {team.device_ids: d for d, team in enumerate(roster.teams)}
-    wanted = [[(index_of[s.team.device_ids], s.layers) for s in g.stages] for g in trial.groups]
-    target = roster.aligned(wanted, held)
-    groups = [
-        replace(
-            group,
-            stages=tuple(
-                replace(s, team=roster.teams[target[index_of[s.team.device_ids]]])
-                for s in group.stages
-            ),
-        )
-        for group in trial.groups
-    ]
-    places = {device_id: rank for rank, device_id in enumerate(held)}
-    # Known devices keep their rank, so that a change of shares leaves every group in its place.
-    groups.sort(key=lambda g: min(places.get(d, len(places)) for d in g.device_ids))
-    return tuple(groups)
-
-
-def _starts(roster: Roster, incumbent: Plan | None) -> list[Grouping]:
-    grouping = roster.of_plan(incumbent) if incumbent else None
-    return [roster.canonical(grouping)] if grouping else []
+def _starts(space: Space, incumbent: Plan | None) -> list[State]:
+    state = space.of_plan(incumbent) if incumbent and not incumbent.is_idle else None
+    return [] if state is None else [state]
 
 
 def _misfit(cost: CostModel) -> str:

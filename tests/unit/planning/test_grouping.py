@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.cluster import ClusterState, Link
-from orchestrator.planning.grouping import MAX_NEIGHBOURS, Roster, neighbours, seeds
+from orchestrator.planning.grouping import MAX_NEIGHBOURS, DeviceSpace
+from orchestrator.planning.roster import Roster
 from tests.unit.builders import make_cluster, make_device, make_group, make_plan
 from tests.unit.planning.demo_cluster import demo_cluster, demo_devices
 
@@ -72,7 +73,7 @@ def test_canonical_form_does_not_change_under_swaps_of_alike_devices(random: obj
 def test_neighbours_are_distinct_valid_and_close() -> None:
     roster = Roster(demo_cluster())
     start = roster.canonical(((0, 2), (4,)))
-    near = list(neighbours(roster, start, 10, np.random.Generator(np.random.PCG64(0))))
+    near = list(DeviceSpace(roster).near(start, 10, np.random.Generator(np.random.PCG64(0))))
     assert start not in near
     assert len(set(near)) == len(near) <= MAX_NEIGHBOURS
     for grouping in near:
@@ -87,7 +88,7 @@ def test_every_grouping_can_be_reached_from_one_device() -> None:
     todo = list(reached)
     rng = np.random.Generator(np.random.PCG64(0))
     while todo:
-        for grouping in neighbours(roster, todo.pop(), 10, rng):
+        for grouping in DeviceSpace(roster).near(todo.pop(), 10, rng):
             if grouping not in reached:
                 reached.add(grouping)
                 todo.append(grouping)
@@ -97,13 +98,13 @@ def test_every_grouping_can_be_reached_from_one_device() -> None:
 def test_chains_are_no_longer_than_the_model() -> None:
     roster = Roster(demo_cluster())
     rng = np.random.Generator(np.random.PCG64(0))
-    near = neighbours(roster, roster.canonical(((0, 1),)), 2, rng)
+    near = DeviceSpace(roster).near(roster.canonical(((0, 1),)), 2, rng)
     assert max(len(chain) for grouping in near for chain in grouping) == 2
 
 
 def test_seeds_hold_data_parallel_one_chain_and_single_devices() -> None:
     roster = Roster(demo_cluster())
-    found = seeds(roster, [1.0, 1.0, 3.0, 3.0, 4.5, 4.5])
+    found = DeviceSpace(roster).seeds([1.0, 1.0, 3.0, 3.0, 4.5, 4.5])
     sizes = [sorted(len(chain) for chain in grouping) for grouping in found]
     assert [1] * 6 in sizes
     assert [6] in sizes
@@ -151,8 +152,9 @@ def test_plan_with_a_device_that_left_has_no_grouping() -> None:
     cluster = demo_cluster(demo_devices((1, 1, 0)))
     fast, mid = cluster.devices
     gone = make_device("gone-0")
-    assert Roster(cluster).of_plan(make_plan(make_group([fast, mid], (0, 2, 4), (1,)))) is not None
-    assert Roster(cluster).of_plan(make_plan(make_group([fast, gone], (0, 2, 4), (1,)))) is None
+    space = DeviceSpace(Roster(cluster))
+    assert space.of_plan(make_plan(make_group([fast, mid], (0, 2, 4), (1,)))) is not None
+    assert space.of_plan(make_plan(make_group([fast, gone], (0, 2, 4), (1,)))) is None
 
 
 def test_many_nodes_are_numbered_quickly_and_exactly() -> None:

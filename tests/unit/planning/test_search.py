@@ -12,6 +12,8 @@ from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile
 from orchestrator.core.plan import Group, Stage
 from orchestrator.core.slot import PlanningProblem
 from orchestrator.planning.cost import CostModel
+from orchestrator.planning.grouping import DeviceSpace
+from orchestrator.planning.roster import Roster
 from orchestrator.planning.search import Search
 from orchestrator.planning.trials import Evaluator, Trial
 from orchestrator.planning.waterfill import as_microbatches
@@ -26,9 +28,13 @@ from tests.unit.planning.demo_cluster import (
 GIB = 2**30
 
 
+def evaluator(problem: PlanningProblem) -> Evaluator:
+    return Evaluator(problem, lambda p: DeviceSpace(Roster(p.cluster)))
+
+
 def search(problem: PlanningProblem, seed: int = 0) -> tuple[Search, list[Trial]]:
     found = Search(
-        Evaluator(problem), problem.penalty_weight, problem.backlog_usd, out_of_time=lambda: False
+        evaluator(problem), problem.penalty_weight, problem.backlog_usd, out_of_time=lambda: False
     )
     return found, found.run((), seed)
 
@@ -203,7 +209,7 @@ def test_plan_depends_on_neither_order_nor_names_of_devices(seed: int, order: li
     shuffled = replace(problem, cluster=replace(problem.cluster, devices=renamed))
     (one, first), (two, second) = search(problem), search(shuffled)
     assert one.score(first[0]) == two.score(second[0])
-    assert [t.grouping for t in first] == [t.grouping for t in second]
+    assert [t.state for t in first] == [t.state for t in second]
 
 
 def test_same_seed_gives_the_same_plans() -> None:
@@ -214,7 +220,7 @@ def test_same_seed_gives_the_same_plans() -> None:
 
 def test_evaluator_of_an_earlier_slot_changes_nothing() -> None:
     cheap, dear = demo_problem(), demo_problem(backlog_usd=30.0)
-    used = Evaluator(cheap)
+    used = evaluator(cheap)
     Search(used, 1.0, 0.0, lambda: False).run((), 0)
     assert used.serves(dear)
     again = Search(used, 1.0, 30.0, lambda: False).run((), 0)
@@ -223,13 +229,13 @@ def test_evaluator_of_an_earlier_slot_changes_nothing() -> None:
 
 def test_evaluator_does_not_serve_another_state_of_the_cluster() -> None:
     slowed = demo_cluster(demo_devices(slowdowns={"fast-0": 2.5}))
-    assert not Evaluator(demo_problem()).serves(demo_problem(slowed))
+    assert not evaluator(demo_problem()).serves(demo_problem(slowed))
 
 
 def test_slow_devices_behind_a_thin_link_help_where_small_microbatches_are_free() -> None:
     _, trials = search(demo_problem(profile=demo_profile(call_share=0.0)))
     best = trials[0]
-    assert sorted(d for chain in best.grouping for d in chain) == list(range(6))
+    assert sorted(d for chain in best.state for d in chain) == list(range(6))
     # the six devices together do 124.4 samples/s, and the update takes 0.03 s
     assert 64 / 124.4 + 0.03 < best.estimate.step_s < 0.6
 
@@ -244,7 +250,7 @@ def test_slow_devices_behind_a_thin_link_stay_idle_where_they_would_only_delay()
 def test_dear_money_leaves_dear_devices_idle() -> None:
     problem = demo_problem(backlog_usd=1000.0)
     _, trials = search(problem)
-    kinds = {Evaluator(problem).roster.devices[d].kind for c in trials[0].grouping for d in c}
+    kinds = {evaluator(problem).space.teams[t].kind for c in trials[0].state for t in c}
     assert "fast" not in kinds
 
 
@@ -257,7 +263,7 @@ def test_search_stops_when_told_and_returns_the_best_so_far() -> None:
         return looks > 20
 
     problem = demo_problem()
-    runner = Search(Evaluator(problem), 1.0, 0.0, out_of_time)
+    runner = Search(evaluator(problem), 1.0, 0.0, out_of_time)
     trials = runner.run((), 0)
     assert trials
     assert looks < 200
@@ -273,4 +279,4 @@ def test_model_that_fits_no_single_device_is_spread() -> None:
     small = [replace(d, memory_bytes=8_000_000) for d in demo_devices()]
     _, trials = search(demo_problem(demo_cluster(small)))
     assert trials
-    assert all(len(chain) > 1 for chain in trials[0].grouping)
+    assert all(len(chain) > 1 for chain in trials[0].state)

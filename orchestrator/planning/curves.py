@@ -1,0 +1,140 @@
+"""What a chain of teams can do: its cuts and microbatch sizes, as curves of time over samples.
+
+Shape letters: G groups.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+from orchestrator.core.cluster import Team
+from orchestrator.core.model import microbatch_sizes
+from orchestrator.core.plan import Stage
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.groups import GroupCurve
+from orchestrator.planning.partition import partition
+
+END_TOLERANCE = 1e-3
+"""Relative; how closely ``common_end`` finds the end of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to cut a chain and to size its microbatches."""
+
+    stages: tuple[Stage, ...]
+    microbatch: int
+    curve: GroupCurve
+    fill_drain_s: float  # as in the curve, here for speed
+    samples_per_s: float  # of the steady period
+    most_samples: int  # as far as memory goes
+
+    def samples_by(self, time_s: float) -> float:
+        """Samples done by a time, as a continuous figure."""
+        further_s = time_s - self.fill_drain_s
+        if further_s < 0:
+            return self.microbatch * time_s / self.fill_drain_s
+        return min(self.most_samples, self.microbatch + further_s * self.samples_per_s)
+
+
+class Curves:
+    """The options of chains; kept once computed.
+
+    Source: docs/model.md, sections 3.2 and 5.3.
+    """
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost, problem = cost, cost.problem
+        self._batch = problem.batch_samples
+        self.sizes = microbatch_sizes(problem.microbatch_samples)
+        self._options: dict[tuple[tuple[Team, ...], str, bool], tuple[Option, ...]] = {}
+
+    def of(self, teams: tuple[Team, ...], schedule: str, *, replicated: bool) -> tuple[Option, ...]:
+        """Cuts and sizes that no other option beats at every share; () when none fits."""
+        key = (teams, schedule, replicated)
+        found = self._options.get(key)
+        if found is None:
+            every = []
+            for cuts in self._cuts(teams, schedule):
+                stages = tuple(
+                    Stage(team, first, end)
+                    for team, (first, end) in zip(teams, pairwise(cuts), strict=True)
+                )
+                every += [
+                    self.sized(stages, size, schedule, replicated=replicated) for size in self.sizes
+                ]
+            found = self._options[key] = _envelope([option for option in every if option])
+        return found
+
+    def sized(
+        self, stages: tuple[Stage, ...], size: int, schedule: str, *, replicated: bool
+    ) -> Option | None:
+        """The option of these cuts and this microbatch; None when memory holds not even one."""
+        most = -(-self._batch // size)
+        stages = self._cost.with_inflight(stages, size, most, schedule, replicated=replicated)
+        curve = self._cost.curve(stages, size, schedule, replicated=replicated)
+        if not curve.max_microbatches:
+            return None
+        return Option(
+            stages,
+            size,
+            curve,
+            fill_drain_s=curve.fill_drain_s,
+            samples_per_s=size / curve.period_s,
+            most_samples=size * curve.max_microbatches,
+        )
+
+    def _cuts(self, teams: tuple[Team, ...], schedule: str) -> tuple[tuple[int, ...], ...]:
+        """Those of dynamic programming at the largest microbatch that fits."""
+        found = (partition(self._cost, teams, size, schedule) for size in self.sizes)
+        every = next((stages for stages in found if stages), ())
+        return tuple((0, *(stage.end_layer for stage in stages)) for stages in every)
+
+
+def common_end(
+    options_G: Sequence[Sequence[Option]], count_G: Sequence[int], batch_samples: int
+) -> tuple[float, list[Option]]:
+    """When all groups have done the batch, each by the option that does most by then.
+
+    Args:
+        options_G: Of every group, or of one that stands for several alike.
+        count_G: How many it stands for.
+        batch_samples: X.
+
+    Returns:
+        The time, infinite when memory caps the shares below the batch, and the options.
+    """
+
+    def done_by(time_s: float) -> float:
+        return sum(
+            count * max([option.samples_by(time_s) for option in options])
+            for options, count in zip(options_G, count_G, strict=True)
+        )
+
+    low_s = 0.0
+    high_s = max(
+        o.fill_drain_s + batch_samples / o.samples_per_s for options in options_G for o in options
+    )
+    if done_by(high_s) < batch_samples:
+        return inf, []
+    while high_s - low_s > END_TOLERANCE * high_s:
+        middle_s = (low_s + high_s) / 2
+        if done_by(middle_s) >= batch_samples:
+            high_s = middle_s
+        else:
+            low_s = middle_s
+    return high_s, [max(options, key=lambda o: o.samples_by(high_s)) for options in options_G]
+
+
+def _envelope(options: Sequence[Option]) -> tuple[Option, ...]:
+    """Options not beaten by another one in both the first sample's time and the rate."""
+    kept: list[Option] = []
+    order = sorted(
+        options,
+        key=lambda o: (o.fill_drain_s - o.curve.period_s, -o.samples_per_s, -o.microbatch),
+    )
+    for option in order:
+        if not kept or option.samples_per_s > kept[-1].samples_per_s * (1 + 1e-12):
+            kept.append(option)
+    return tuple(kept)

@@ -1,0 +1,310 @@
+"""One group by itself: the times of its stages, links and pipeline, and what it may hold."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from orchestrator.core.cluster import Device, Link, Team
+from orchestrator.core.plan import Group, Stage
+from orchestrator.core.slot import PlanningProblem
+from orchestrator.planning.memory import MemoryModel
+from orchestrator.planning.pipeline import (
+    Chain,
+    count_sizes,
+    make_chain,
+    period_s,
+    pipeline_s,
+)
+from orchestrator.planning.tables import LayerTables
+
+SLOW_LINK_RATIO = 0.10  # of the longest stage: from here on more microbatches are kept in flight
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCurve:
+    """Pipeline time over n microbatches: ``fill_drain_s + (n - 1) * period_s``."""
+
+    fill_drain_s: float
+    period_s: float
+    max_microbatches: int  # as far as memory goes
+
+    def seconds(self, num_microbatches: int) -> float:
+        """Time of a step's pipeline; its gradient sums come after."""
+        return self.fill_drain_s + (num_microbatches - 1) * self.period_s
+
+
+class _ChainFigures(NamedTuple):
+    """What one microbatch of a size costs on a group's stages."""
+
+    chain: Chain
+    egress_usd: float
+    interpolated: bool
+
+
+class GroupFigures(NamedTuple):
+    """What a group costs by itself, whatever the others do."""
+
+    group_s: float
+    stage_ends_s: tuple[float, ...]
+    exposed_s: float  # part of group_s that links add
+    update_s: float
+    compute_s: tuple[float, ...]  # per device, in stage order
+    busy_s: float  # their sum
+    egress_usd: float
+    interpolated: bool
+
+
+class GroupModel:
+    """Times of groups in one PlanningProblem. What is computed once serves all that are alike.
+
+    Source: docs/model.md, sections 3.2 to 3.5.
+    """
+
+    def __init__(self, problem: PlanningProblem) -> None:
+        self.problem = problem
+        self.tables = LayerTables(problem.model)
+        self.memory = MemoryModel(problem, self.tables)
+        self._numbers: dict[tuple[object, ...], int] = {}  # of teams and of links
+        self._alike: dict[tuple[str, ...], int] = {}
+        self._borders: dict[tuple[str, str], tuple[int, int]] = {}
+        self._slowdowns: dict[tuple[str, ...], float] = {}
+        self._links: dict[tuple[str, str], Link] = {}
+        self._seconds: dict[tuple[int, int, int, int], tuple[float, float]] = {}
+        self._updates: dict[tuple[int, int, int], float] = {}
+        self._chains: dict[tuple[object, ...], _ChainFigures] = {}
+        self._inflight: dict[tuple[object, ...], list[int]] = {}
+        self._figures: dict[tuple[object, ...], GroupFigures] = {}
+
+    def device(self, team: Team) -> Device:
+        """The first member of a team: the endpoint of its links."""
+        return self.problem.cluster.device(team.device_ids[0])
+
+    def link(self, source: Team, target: Team) -> Link:
+        """The path between two teams. Raises ValueError when nobody described it."""
+        key = (source.device_ids[0], target.device_ids[0])
+        if key not in self._links:
+            self._links[key] = self.problem.cluster.link(self.device(source), self.device(target))
+        return self._links[key]
+
+    def alike(self, team: Team) -> int:
+        """A number that teams share when their times and memory are equal."""
+        found = self._alike.get(team.device_ids)
+        if found is None:
+            figures = (team.kind, team.size, self.slowdown(team), self.memory.usable_bytes(team))
+            found = self._numbers.setdefault(figures, len(self._numbers))
+            self._alike[team.device_ids] = found
+        return found
+
+    def key(self, stages: tuple[Stage, ...]) -> tuple[int, ...]:
+        """What the figures of a chain depend on: teams, links between them, cuts."""
+        found: list[int] = []
+        last: Team | None = None
+        for stage in stages:
+            if last is not None:
+                found += self._border(last, stage.team)
+            last = stage.team
+            found += (self.alike(last), stage.first_layer)
+        found.append(stages[-1].end_layer)
+        return tuple(found)
+
+    def _border(self, source: Team, target: Team) -> tuple[int, int]:
+        """Numbers of the links there and back: equal links share one."""
+        ends = (source.device_ids[0], target.device_ids[0])
+        found = self._borders.get(ends)
+        if found is None:
+            both = (self.link(source, target), self.link(target, source))
+            down, up = (
+                self._numbers.setdefault(
+                    (k.latency_s, k.bandwidth_bytes_per_s, k.egress_usd_per_byte, k.points),
+                    len(self._numbers),
+                )
+                for k in both
+            )
+            found = self._borders[ends] = (down, up)
+        return found
+
+    def slowdown(self, team: Team) -> float:
+        """That of its slowest member."""
+        found = self._slowdowns.get(team.device_ids)
+        if found is None:
+            found = max(self.problem.cluster.device(d).slowdown for d in team.device_ids)
+            self._slowdowns[team.device_ids] = found
+        return found
+
+    def stage_seconds(
+        self, team: Team, first_layer: int, end_layer: int, microbatch: int
+    ) -> tuple[float, float]:
+        """Forward and backward seconds of one microbatch, slowdown included.
+
+        Raises:
+            ValueError: If the profile has no times for the team's kind and size.
+        """
+        key = (self.alike(team), first_layer, end_layer, microbatch)
+        found = self._seconds.get(key)
+        if found is None:
+            times, slowdown = (
+                self.tables.times(team.kind, team.size, microbatch),
+                self.slowdown(team),
+            )
+            found = (
+                slowdown * (times.forward_s[end_layer] - times.forward_s[first_layer]),
+                slowdown * (times.backward_s[end_layer] - times.backward_s[first_layer]),
+            )
+            self._seconds[key] = found
+        return found
+
+    def _chain(self, stages: tuple[Stage, ...], microbatch: int) -> _ChainFigures:
+        key = (self.key(stages), microbatch)
+        found = self._chains.get(key)
+        if found is None:
+            found = self._chains[key] = self._build_chain(stages, microbatch)
+        return found
+
+    def _build_chain(self, stages: tuple[Stage, ...], microbatch: int) -> _ChainFigures:
+        seconds = [
+            self.stage_seconds(s.team, s.first_layer, s.end_layer, microbatch) for s in stages
+        ]
+        borders_s, occupied_s, egress_usd = [], 0.0, 0.0
+        for upper, lower in pairwise(stages):
+            size = self.tables.boundary_bytes(upper.end_layer - 1, microbatch)
+            down, up = self.link(upper.team, lower.team), self.link(lower.team, upper.team)
+            borders_s.append((down.transfer_s(size), up.transfer_s(size)))
+            occupied_s = max(occupied_s, down.occupied_s(size), up.occupied_s(size))
+            egress_usd += (down.egress_usd_per_byte + up.egress_usd_per_byte) * size
+        return _ChainFigures(
+            chain=make_chain(seconds, borders_s, occupied_s),
+            egress_usd=egress_usd,
+            interpolated=any(
+                self.tables.times(s.team.kind, s.team.size, microbatch).interpolated for s in stages
+            ),
+        )
+
+    def with_inflight(
+        self,
+        stages: tuple[Stage, ...],
+        microbatch: int,
+        num_microbatches: int,
+        schedule: str,
+        *,
+        replicated: bool = True,
+    ) -> tuple[Stage, ...]:
+        """The same stages with K_s set.
+
+        1F1B: K_s = S - s, or up to 2 (S - s) - 1 behind links that take more than a tenth of
+        the longest stage, as far as memory allows; the last stage keeps 1, and K_s never
+        grows along the chain, which would deadlock. GPipe: all microbatches.
+        """
+        longest = 2 * len(stages) - 1  # no stage holds more, whatever the share
+        count = num_microbatches if schedule == "gpipe" else min(num_microbatches, longest)
+        key = (self.key(stages), microbatch, count, schedule, replicated)
+        inflight_S = self._inflight.get(key)
+        if inflight_S is None:
+            if schedule == "gpipe":
+                inflight_S = [count] * len(stages)
+            else:
+                inflight_S = self._one_f_one_b_inflight(stages, microbatch, count, replicated)
+            self._inflight[key] = inflight_S
+        return tuple(
+            Stage(s.team, s.first_layer, s.end_layer, inflight, s.splits)
+            for s, inflight in zip(stages, inflight_S, strict=True)
+        )
+
+    def _one_f_one_b_inflight(
+        self, stages: tuple[Stage, ...], microbatch: int, count: int, replicated: bool
+    ) -> list[int]:
+        chain = self._chain(stages, microbatch).chain
+        slow_s = SLOW_LINK_RATIO * max(chain.work_s)
+        plain_S = list(range(len(stages), 0, -1))
+        if max((*chain.down_s, *chain.up_s), default=0.0) <= slow_s:
+            return plain_S
+        found: list[int] = []
+        for stage, plain in zip(stages, plain_S, strict=True):
+            room = self.memory.max_held(stage, microbatch, replicated=replicated)
+            wanted = 2 * plain - 1
+            if min(wanted, count) > room:
+                wanted = max(plain, room)
+            found.append(min(wanted, found[-1]) if found else wanted)
+        return found
+
+    def curve(
+        self,
+        stages: tuple[Stage, ...],
+        microbatch: int,
+        schedule: str,
+        *,
+        replicated: bool = True,
+    ) -> GroupCurve:
+        """Closed form of the group's time over its number of full microbatches.
+
+        ``max_microbatches`` is memory's limit, 0 when not even one fits; without a limit it
+        is the number of samples in the batch.
+        """
+        most = self.problem.batch_samples
+        for stage in stages:
+            held = self.memory.max_held(stage, microbatch, replicated=replicated)
+            if schedule == "gpipe" or held < stage.inflight:
+                most = min(most, held)
+        chain = self._chain(stages, microbatch).chain
+        return GroupCurve(
+            chain.round_trip_s[0], period_s(chain, [s.inflight for s in stages], schedule), most
+        )
+
+    def figures(self, group: Group, schedule: str) -> GroupFigures:
+        """What a group costs by itself."""
+        key = (
+            self.key(group.stages),
+            tuple([s.inflight for s in group.stages]),
+            group.microbatches,
+            schedule,
+        )
+        found = self._figures.get(key)
+        if found is None:
+            found = self._figures[key] = self._build_figures(group, schedule)
+        return found
+
+    def _build_figures(self, group: Group, schedule: str) -> GroupFigures:
+        stages, microbatches = group.stages, group.microbatches
+        sizes = count_sizes(microbatches)
+        figures = {m: self._chain(stages, m) for m in sizes}
+        chains = {m: f.chain for m, f in figures.items()}
+        inflight_S = [stage.inflight for stage in stages]
+        compute_S = [0.0] * len(stages)
+        for m, n in sizes.items():
+            compute_S = [
+                total + n * work for total, work in zip(compute_S, chains[m].work_s, strict=True)
+            ]
+        group_s, links_s = pipeline_s(chains, microbatches, inflight_S, schedule)
+        last = chains[microbatches[-1]]
+        ends = [group_s]
+        for backward_s, up_s in zip(last.backward_s, last.up_s, strict=False):
+            ends.append(ends[-1] - backward_s - up_s)
+        return GroupFigures(
+            group_s=group_s,
+            stage_ends_s=tuple(ends),
+            exposed_s=min(links_s, group_s - max(compute_S)),
+            update_s=max(self._update_s(s) for s in stages),
+            compute_s=tuple(
+                seconds
+                for seconds, stage in zip(compute_S, stages, strict=True)
+                for _ in stage.team.device_ids
+            ),
+            busy_s=sum(
+                seconds * stage.team.size for seconds, stage in zip(compute_S, stages, strict=True)
+            ),
+            egress_usd=sum(n * figures[m].egress_usd for m, n in sizes.items()),
+            interpolated=any(f.interpolated for f in figures.values()),
+        )
+
+    def _update_s(self, stage: Stage) -> float:
+        key = (self.alike(stage.team), stage.first_layer, stage.end_layer)
+        found = self._updates.get(key)
+        if found is None:
+            team, size = stage.team, self.problem.microbatch_samples
+            table = self.tables.times(team.kind, team.size, size).update_s
+            found = self.slowdown(team) * (table[stage.end_layer] - table[stage.first_layer])
+            self._updates[key] = found
+        return found
+
+    def egress_usd(self, stages: tuple[Stage, ...], microbatch: int) -> float:
+        """What one microbatch pays for its boundaries there and back."""
+        return self._chain(stages, microbatch).egress_usd

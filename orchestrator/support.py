@@ -203,14 +203,34 @@ def _cluster_problems(cluster: ClusterOptions) -> Iterator[str]:
     for index, offer in enumerate(cluster.offers):
         if offer.max_price_per_hour is not None:
             yield f"cluster.offers[{index}].max_price_per_hour: {NOT_YET}; remove it"
-    zones = {offer.zone for offer in cluster.offers}
+    yield from _name_problems(cluster)
+
+
+def _name_problems(cluster: ClusterOptions) -> Iterator[str]:
+    """Link rules of what is not there, and names of pools that are taken for zones."""
+    zone_of = {offer.pool: offer.zone for offer in cluster.offers}
+    pools, zones = sorted(zone_of), sorted(set(zone_of.values()))
+    for index, offer in enumerate(cluster.offers):
+        if offer.pool in zones and offer.zone != offer.pool:
+            path = f"cluster.offers[{index}].pool"
+            yield f"{path} is {offer.pool!r}, which is a zone of other pools; rename one"
     for index, link in enumerate(cluster.links):
-        for zone in link.between or ():
-            if zone not in zones and cluster.source != "ray":
-                yield (
-                    f"cluster.links[{index}].between names zone {zone!r}, which no offer is in; "
-                    f"known: {', '.join(sorted(zones))}"
-                )
+        path = f"cluster.links[{index}]"
+        if link.pool is not None and link.pool not in pools:
+            yield f"{path}.pool is {link.pool!r}; known: {', '.join(pools)}"
+        elif link.pool is not None and [*zone_of.values()].count(link.pool) > 1:
+            yield f"{path}.pool is {link.pool!r}, a zone of other pools too; rename one"
+        names = link.between or ()
+        unknown = [name for name in names if name not in {*pools, *zones}]
+        if cluster.source == "ray":
+            continue  # zones may come from labels
+        if unknown:
+            yield (
+                f"{path}.between names zone {unknown[0]!r}, which no offer is in; known: "
+                f"{', '.join(zones)}, or of pools: {', '.join(pools)}"
+            )
+        elif not (set(names) <= set(pools) or set(names) <= set(zones)):
+            yield f"{path}.between is {list(names)}, a pool and a zone; write two of a sort"
 
 
 def _limit_problems(limits: Sequence[LimitOptions], cluster: ClusterOptions) -> Iterator[str]:

@@ -106,10 +106,13 @@ class LinkOptions:
     """One entry of YAML ``cluster.links``; the most specific rule wins."""
 
     within: Literal["node", "zone"] | None = None
-    """Links inside every node, or inside every zone."""
+    """Links inside every node, or between the nodes inside every zone."""
+
+    pool: str | None = None
+    """With ``within``: of this pool only."""
 
     between: tuple[str, str] | None = None
-    """Links between these two zones, both ways."""
+    """Links between these two zones, or these two pools, both ways."""
 
     latency_s: float = 0.0
     bandwidth_gbytes_per_s: float | None = None
@@ -126,9 +129,16 @@ class LinkOptions:
             raise ValueError(
                 "a link is in one place; write within: node, within: zone or between: [z1, z2]"
             )
-        if self.between is not None and self.between[0] == self.between[1]:
+        if self.pool is not None and self.within is None:
             raise ValueError(
-                f"between is {list(self.between)}, the same zone twice; write within: zone"
+                f"pool is {self.pool!r} without within; write within: node, within: zone, or "
+                f"between: [{self.pool}, another pool]"
+            )
+        if self.between is not None and self.between[0] == self.between[1]:
+            name = self.between[0]
+            raise ValueError(
+                f"between is {list(self.between)}, the same zone twice; write within: zone "
+                f"(with pool: {name}, if {name} is a pool)"
             )
         if (self.bandwidth_gbytes_per_s is None) == (not self.points):
             raise ValueError(

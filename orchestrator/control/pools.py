@@ -1,17 +1,16 @@
 """From the user's offers and links to devices, prices and times in the run's own seconds."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import permutations
 
 from orchestrator.control.backend import (
     ClusterOptions,
     EmulationOptions,
-    LinkOptions,
     OfferOptions,
 )
-from orchestrator.core.cluster import ClusterState, Device, DeviceKind, Link, Offer, known_kinds
+from orchestrator.control.links import build_links
+from orchestrator.core.cluster import ClusterState, Device, DeviceKind, Offer, known_kinds
 from orchestrator.core.model import (
     LayerTimes,
     ModelProfile,
@@ -22,7 +21,7 @@ from orchestrator.errors import ConfigError
 
 REFERENCE_KIND = "a100-40"  # speed_ratio 1
 REFERENCE_TIMES = "cpu"  # measured here; stand for the reference kind on emulated devices
-GIB, GB, HOUR_S = 2**30, 1e9, 3600.0
+GIB, HOUR_S = 2**30, 3600.0
 STEP_OVERHEAD_S = 0.030  # end of an emulated step: six workers vote and report in less
 OPERATION_S = 0.010  # emulated operations shorter than this come late (docs/operations.md)
 RUNTIME_OVERHEAD = 2.2  # CPU time of workers and loop over that of the bare layers
@@ -125,65 +124,6 @@ def _offer(offer: OfferOptions, kind: str, billing_speedup: float) -> Offer:
         quantum_s=offer.quantum_s / billing_speedup,
         max_price_usd_per_s=None if limit is None else limit * usd_per_s,
         billed=offer.billed,
-    )
-
-
-def build_links(
-    devices: Iterable[Device],
-    rules: Sequence[LinkOptions],
-    *,
-    time_scale: float = 1.0,
-) -> tuple[Link, ...]:
-    """Links inside every node, inside every zone and between all zones, one each way.
-
-    A rule for the ordered pair of zones wins over the reversed pair's; of equal rules the
-    last one. A node without a rule of its own falls back to its zone's.
-
-    Raises:
-        ConfigError: If two devices are joined by no rule.
-    """
-    present = tuple(devices)
-    within = {rule.within: rule for rule in rules if rule.within is not None}
-    between = {rule.between: rule for rule in rules if rule.between is not None}
-    nodes = sorted({d.node_id for d in present})
-    zones = sorted({d.zone for d in present})
-    found: list[tuple[str, str, LinkOptions]] = []
-    if "node" in within:
-        found += [(node, node, within["node"]) for node in nodes]
-    for zone in zones:
-        if "zone" in within:
-            found.append((zone, zone, within["zone"]))
-            continue
-        members = [d for d in present if d.zone == zone]
-        crowded = len(members) if "node" not in within else len({d.node_id for d in members})
-        if crowded > 1:
-            raise ConfigError(
-                f"cluster.links says nothing of links inside zone {zone!r}; add "
-                "{within: zone, latency_s: ..., bandwidth_gbytes_per_s: ...}"
-            )
-    for source, target in permutations(zones, 2):
-        rule = between.get((source, target)) or between.get((target, source))
-        if rule is None:
-            raise ConfigError(
-                f"cluster.links says nothing of links from zone {source!r} to {target!r}; add "
-                f"{{between: [{source}, {target}], latency_s: ..., bandwidth_gbytes_per_s: ...}}"
-            )
-        found.append((source, target, rule))
-    return tuple(_link(source, target, rule, time_scale) for source, target, rule in found)
-
-
-def _link(source: str, target: str, rule: LinkOptions, time_scale: float) -> Link:
-    gbytes_per_s = rule.bandwidth_gbytes_per_s
-    points = tuple((size, rate / time_scale) for size, rate in rule.points)
-    return Link(
-        source=source,
-        target=target,
-        latency_s=rule.latency_s * time_scale,
-        bandwidth_bytes_per_s=points[-1][1]
-        if gbytes_per_s is None
-        else gbytes_per_s * GB / time_scale,
-        egress_usd_per_byte=rule.egress_usd_per_gb / GB,
-        points=points,
     )
 
 

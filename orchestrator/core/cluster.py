@@ -138,11 +138,12 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A one-way network path between two nodes, or between any two nodes of two zones.
+    """A one-way network path between two nodes, or any two nodes of two pools or two zones.
 
-    ``source`` and ``target`` name nodes or zones; ``source == target`` is the path inside
-    the node or zone. ``points`` (message bytes, bytes/s), when given, replace the constant
-    bandwidth; between points the rate is interpolated in the logarithm of the size.
+    ``source`` and ``target`` name nodes, pools or zones, so these must have unlike names;
+    ``source == target`` is the path inside the node, pool or zone. ``points`` (message bytes,
+    bytes/s), when given, replace the constant bandwidth; between points the rate is
+    interpolated in the logarithm of the size.
     """
 
     source: str
@@ -236,18 +237,36 @@ class ClusterState:
         return self.offer(self.device(device_id).pool).price_usd_per_s
 
     def link(self, source: Device, target: Device) -> Link:
-        """The path between two devices: by node first, then by zone.
+        """The path between two devices: that of their nodes, else of their pools, their zones.
 
         Raises:
             ValueError: If nobody described it.
         """
-        found = self._links_by_ends.get(
-            (source.node_id, target.node_id)
-        ) or self._links_by_ends.get((source.zone, target.zone))
+        links = self._links_by_ends
+        found = (
+            links.get((source.node_id, target.node_id))
+            or links.get((source.pool, target.pool))
+            or links.get((source.zone, target.zone))
+        )
         if found is None:
             raise ValueError(
-                f"no link from {source.device_id!r} (node {source.node_id}, zone {source.zone}) to "
-                f"{target.device_id!r} (node {target.node_id}, zone {target.zone}); add it to "
-                "cluster.links"
+                f"no link from {_place(source)} to {_place(target)}; add one of "
+                f"{_rules(source, target)} to cluster.links"
             )
         return found
+
+
+def _place(device: Device) -> str:
+    return f"{device.device_id!r} (node {device.node_id}, pool {device.pool}, zone {device.zone})"
+
+
+def _rules(source: Device, target: Device) -> str:
+    """The rules that would describe a path, the most specific one first."""
+    if source.node_id == target.node_id:
+        return f"{{within: node, pool: {source.pool}, ...}} and {{within: node, ...}}"
+    if source.pool == target.pool:
+        return f"{{within: zone, pool: {source.pool}, ...}} and {{within: zone, ...}}"
+    wider = "within: zone"
+    if source.zone != target.zone:
+        wider = f"between: [{source.zone}, {target.zone}]"
+    return f"{{between: [{source.pool}, {target.pool}], ...}} and {{{wider}, ...}}"

@@ -154,9 +154,11 @@ def complete_profile(
             added += [replace(t, estimated=True) for t in relatives]
             continue
         if not sum(profile.forward_flop_per_sample) > 0:
+            known = ", ".join(map(repr, profile.kinds)) or "none"
             raise ConfigError(
-                f"the profile of {profile.model!r} has no times for kind {name!r} and no "
-                "forward_flop_per_sample to price them from; measure the kind or add the FLOP"
+                f"the profile of {profile.model!r} has no times for kind {name!r} (single devices; "
+                f"its kinds: {known}) and no forward_flop_per_sample to price them from; measure "
+                "the kind, name it as the profile does, or add the FLOP"
             )
         added += [
             _priced(profile, kind, precision, size) for size in sorted(microbatch_sizes(largest))
@@ -175,11 +177,9 @@ def _scaled_from(
     if base not in known_kinds():
         return []
     ratio = known_kinds()[base].peak_flop_per_s(precision) / kind.peak_flop_per_s(precision)
-    return [
-        t.scaled(ratio, kind=kind.kind)
-        for t in profile.times
-        if t.kind == base and t.team_size == 1
-    ]
+    if not _is_measured(profile, base):
+        return []
+    return [t.scaled(ratio, kind=kind.kind) for t in profile.times if t.kind == base]
 
 
 def _priced(profile: ModelProfile, kind: DeviceKind, precision: str, size: int) -> LayerTimes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from orchestrator.core.profile_fields import (
+    check_finite,
     check_keys,
     column,
     layer_lists,
@@ -159,6 +160,12 @@ class LayerSizes:
     boundary_bytes_per_sample: tuple[float, ...]  # leaving the layer for the next one
     stash_bytes_per_sample: tuple[float, ...]  # what autograd keeps between forward and backward
 
+    def __post_init__(self) -> None:
+        if self.team_size < 1:
+            raise ValueError(f"sizes are of a team of {self.team_size}; it must be at least 1")
+        for name in ("param_bytes", "boundary_bytes_per_sample", "stash_bytes_per_sample"):
+            check_finite(f"{name} of teams of {self.team_size}", getattr(self, name))
+
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
@@ -173,13 +180,17 @@ class LayerTimes:
     estimated: bool = False  # True: priced from FLOP, not measured
 
     def __post_init__(self) -> None:
+        if self.team_size < 1 or self.microbatch < 1:
+            raise ValueError(
+                f"times of kind {self.kind!r} are of a team of {self.team_size} and microbatches "
+                f"of {self.microbatch}; both must be at least 1"
+            )
         for name in ("forward_s", "backward_s", "update_s"):
-            values = getattr(self, name)
-            if any(not (v >= 0 and math.isfinite(v)) for v in values):
-                raise ValueError(
-                    f"{name} of kind {self.kind!r} holds {min(values)}; times must be finite "
-                    "and >= 0"
-                )
+            check_finite(
+                f"{name} of kind {self.kind!r} (team {self.team_size}, microbatch "
+                f"{self.microbatch})",
+                getattr(self, name),
+            )
 
     def scaled(self, factor: float, *, kind: str | None = None) -> "LayerTimes":
         """The same layers ``factor`` times slower, perhaps under another kind."""

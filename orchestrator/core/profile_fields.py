@@ -3,7 +3,8 @@
 All raise ValueError. ``path`` is what stands before the key in messages, its dot included.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 
 MAX_NUMBER = 1e18
 """Bytes, seconds or FLOP beyond this are a slip, and sums of them overflow."""
@@ -70,6 +71,16 @@ def number(value: object, path: str) -> float:
         shown = value if -MAX_NUMBER <= value < 0 else shown
         raise ValueError(f"{path} is {shown}; write a number from 0 to {MAX_NUMBER:g}")
     return float(value)
+
+
+def check_finite(name: str, values: Sequence[float]) -> None:
+    """Refuse a figure of a layer that is negative, infinite or not a number."""
+    for index, value in enumerate(values):
+        if not (value >= 0 and isfinite(value)):
+            raise ValueError(
+                f"{name} is {value} in layer {index}; it must be finite and >= 0: measure it again "
+                "or leave out the whole row"
+            )
 
 
 def whole(data: Mapping[str, object], key: str, path: str, default: int | None) -> int:

@@ -1,9 +1,10 @@
 """Times and bytes of layer ranges: prefix sums over the layers of a profile, looked up in O(1)."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
-from orchestrator.core.model import LayerTimes, ModelProfile
+from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,9 @@ class TimeTable:
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     update_s: tuple[float, ...]
-    interpolated: bool
+    interpolated: bool  # not measured: interpolated, continued, or priced from FLOP
+    gap: str = ""  # which sizes it was interpolated between, or continued beyond
+    beyond: bool = False  # the sizes measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,16 @@ class SizeTable:
     boundary_bytes_per_sample: tuple[float, ...]  # not summed: entry l leaves layer l
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Times of the layers, not yet summed, and where they come from."""
+
+    columns: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
+    interpolated: bool
+    gap: str = ""
+    beyond: bool = False
+
+
 class LayerTables:
     """Answers for ranges of layers of one profile; every table is built once."""
 
@@ -33,6 +46,7 @@ class LayerTables:
         self._times: dict[tuple[str, int, int], TimeTable] = {}
         self._sizes: dict[int, SizeTable] = {}
         self._team_sizes: dict[str, tuple[int, ...]] = {}
+        self._smallest = min(model.sizes, key=lambda s: s.team_size)
         self.ties = tuple(
             (tuple(sorted(set(layers))), self._tie_bytes(index))
             for index, layers in enumerate(model.ties)
@@ -41,40 +55,58 @@ class LayerTables:
     def _tie_bytes(self, index: int) -> float:
         if self.model.tie_bytes:
             return self.model.tie_bytes[index]
-        param_bytes = self.model.sizes[0].param_bytes
-        return min(param_bytes[layer] for layer in self.model.ties[index])
+        return min(self._smallest.param_bytes[layer] for layer in self.model.ties[index])
 
     def times(self, kind: str, team_size: int, microbatch: int) -> TimeTable:
-        """Times of one microbatch, interpolated linearly between the measured sizes.
+        """Times of one microbatch, as measured or from the measured sizes around it.
 
-        Outside the measured sizes the line through the two nearest goes on, kept from
-        falling or crossing zero; a table that was not measured says ``interpolated``.
+        Between measured microbatches: linear. Below the smallest the line goes on, but never
+        below the smallest's time in proportion; above the largest likewise, so that a size
+        nobody measured promises no gain over the largest. Between measured team sizes: linear
+        in one over the size, as work that is shared evenly. Beyond them there is no answer.
+        A table that was not measured says ``interpolated``, and ``gap`` says from what.
 
         Raises:
-            ValueError: If the profile has no times of this kind and team size.
+            ValueError: If the profile has no times of this kind and team size, nor of smaller
+                and larger teams.
+
+        Source: docs/model.md, section 3.4.
         """
         key = (kind, team_size, microbatch)
-        if key not in self._times:
-            self._times[key] = self._build_times(kind, team_size, microbatch)
-        return self._times[key]
+        found = self._times.get(key)
+        if found is None:
+            row = self._row(kind, team_size, microbatch)
+            forward_s, backward_s, update_s = (
+                tuple(accumulate(column, initial=0.0)) for column in row.columns
+            )
+            found = self._times[key] = TimeTable(
+                forward_s, backward_s, update_s, row.interpolated, row.gap, row.beyond
+            )
+        return found
 
-    def _build_times(self, kind: str, team_size: int, microbatch: int) -> TimeTable:
-        rows = sorted(
-            (t for t in self.model.times if t.kind == kind and t.team_size == team_size),
-            key=lambda t: t.microbatch,
-        )
-        if not rows:
+    def _row(self, kind: str, team_size: int, microbatch: int) -> _Row:
+        rows = [t for t in self.model.times if t.kind == kind]
+        measured = {t.team_size for t in rows}
+        if team_size in measured:
+            own = sorted((t for t in rows if t.team_size == team_size), key=lambda t: t.microbatch)
+            return _at_microbatch(own, microbatch)
+        smaller = max((q for q in measured if q < team_size), default=None)
+        larger = min((q for q in measured if q > team_size), default=None)
+        if smaller is None or larger is None:
             raise ValueError(
                 f"profile {self.model.model!r} has no times for kind {kind!r} and teams of "
                 f"{team_size}; measure it, or give forward_flop_per_sample so that it can be priced"
             )
-        exact = next((t for t in rows if t.microbatch == microbatch), None)
-        row = exact or _between(rows, microbatch)
-        return TimeTable(
-            forward_s=tuple(accumulate(row.forward_s, initial=0.0)),
-            backward_s=tuple(accumulate(row.backward_s, initial=0.0)),
-            update_s=tuple(accumulate(row.update_s, initial=0.0)),
-            interpolated=row.estimated,
+        low, high = self._row(kind, smaller, microbatch), self._row(kind, larger, microbatch)
+        weight = _team_weight(smaller, team_size, larger)
+        forward_s, backward_s, update_s = (
+            _line(a, b, weight) for a, b in zip(low.columns, high.columns, strict=True)
+        )
+        return _Row(
+            (forward_s, backward_s, update_s),
+            interpolated=True,
+            gap=f"{_name(kind, team_size)} (teams of {smaller} and {larger})",
+            beyond=low.beyond or high.beyond,
         )
 
     def team_sizes(self, kind: str) -> tuple[int, ...]:
@@ -86,20 +118,42 @@ class LayerTables:
         return self._team_sizes[kind]
 
     def sizes(self, team_size: int) -> SizeTable:
-        """Bytes of the fullest member of a team. Raises ValueError when not profiled."""
-        if team_size not in self._sizes:
-            sizes = self.model.sizes_of(team_size)
-            self._sizes[team_size] = SizeTable(
+        """Bytes of the fullest member of a team, interpolated as times are.
+
+        Raises:
+            ValueError: If neither this team size nor a smaller and a larger one is profiled.
+        """
+        found = self._sizes.get(team_size)
+        if found is None:
+            sizes = self._sizes_of(team_size)
+            found = self._sizes[team_size] = SizeTable(
                 tuple(accumulate(sizes.param_bytes, initial=0.0)),
                 tuple(accumulate(sizes.stash_bytes_per_sample, initial=0.0)),
                 sizes.boundary_bytes_per_sample,
             )
-        return self._sizes[team_size]
+        return found
+
+    def _sizes_of(self, team_size: int) -> LayerSizes:
+        measured = {s.team_size: s for s in self.model.sizes}
+        smaller = max((q for q in measured if q < team_size), default=None)
+        larger = min((q for q in measured if q > team_size), default=None)
+        if team_size in measured or smaller is None or larger is None:
+            return self.model.sizes_of(team_size)
+        low, high = measured[smaller], measured[larger]
+        weight = _team_weight(smaller, team_size, larger)
+        return LayerSizes(
+            team_size,
+            _line(low.param_bytes, high.param_bytes, weight),
+            _line(low.boundary_bytes_per_sample, high.boundary_bytes_per_sample, weight),
+            _line(low.stash_bytes_per_sample, high.stash_bytes_per_sample, weight),
+        )
 
     def boundary_bytes(self, border_layer: int, microbatch: int) -> int:
-        """Bytes that leave ``border_layer`` for the next layer; as many come back."""
-        sizes = self.sizes(self.model.sizes[0].team_size)
-        return round(sizes.boundary_bytes_per_sample[border_layer] * microbatch)
+        """Bytes that leave ``border_layer`` for the next layer; as many come back.
+
+        Members of a team all hold the whole boundary, so that the smallest team's is meant.
+        """
+        return round(self._smallest.boundary_bytes_per_sample[border_layer] * microbatch)
 
     def param_bytes(self, team_size: int, first_layer: int, end_layer: int) -> float:
         """Parameters a member holds for a range of layers; a tied one counts once."""
@@ -107,37 +161,67 @@ class LayerTables:
         total = prefix[end_layer] - prefix[first_layer]
         for layers, size_bytes in self.ties:
             held = sum(first_layer <= layer < end_layer for layer in layers)
-            total -= max(0, held - 1) * size_bytes
+            if held > 1:
+                total -= (held - 1) * size_bytes * self._share_of_member(team_size, layers[0])
         return total
 
+    def _share_of_member(self, team_size: int, layer: int) -> float:
+        """Of a layer's parameters: what one member of a team holds."""
+        whole = self._smallest.param_bytes[layer]
+        prefix = self.sizes(team_size).param_bytes
+        return (prefix[layer + 1] - prefix[layer]) / whole if whole else 1.0
 
-def _between(rows: list[LayerTimes], microbatch: int) -> LayerTimes:
-    if len(rows) == 1:
-        ratio = microbatch / rows[0].microbatch
-        return replace(
-            rows[0].scaled(ratio),
-            microbatch=microbatch,
-            update_s=rows[0].update_s,  # does not depend on the samples
-            estimated=True,
-        )
+
+def _at_microbatch(rows: Sequence[LayerTimes], microbatch: int) -> _Row:
+    """The times of one kind and team size, ascending in microbatch, at a size of one's own."""
+    exact = next((t for t in rows if t.microbatch == microbatch), None)
+    if exact is not None:
+        return _Row((exact.forward_s, exact.backward_s, exact.update_s), exact.estimated)
+    smallest, largest = rows[0], rows[-1]
+    name = f"{_name(rows[0].kind, rows[0].team_size)} at {microbatch} samples"
     upper = next((i for i, t in enumerate(rows) if t.microbatch > microbatch), len(rows) - 1)
-    low, high = rows[max(0, upper - 1)], rows[max(1, upper)]
-    return replace(
-        high,
-        microbatch=microbatch,
-        forward_s=_line(low, high, microbatch, "forward_s"),
-        backward_s=_line(low, high, microbatch, "backward_s"),
-        estimated=True,
+    low, high = rows[max(0, upper - 1)], rows[min(len(rows) - 1, max(1, upper))]
+    beyond = not smallest.microbatch < microbatch < largest.microbatch
+    measured = f"{low.microbatch} and {high.microbatch}" if low is not high else low.microbatch
+    bound = largest if microbatch > largest.microbatch else smallest
+    return _Row(
+        (
+            _time_line(low, high, bound if beyond else None, microbatch, "forward_s"),
+            _time_line(low, high, bound if beyond else None, microbatch, "backward_s"),
+            high.update_s,  # does not depend on the samples
+        ),
+        interpolated=True,
+        gap=f"{name} ({measured} measured)",
+        beyond=beyond,
     )
 
 
-def _line(low: LayerTimes, high: LayerTimes, microbatch: int, name: str) -> tuple[float, ...]:
+def _time_line(
+    low: LayerTimes, high: LayerTimes, bound: LayerTimes | None, microbatch: int, name: str
+) -> tuple[float, ...]:
+    """On the line through two rows, and never below ``bound`` in proportion to the samples."""
     low_L, high_L = getattr(low, name), getattr(high, name)
-    weight = (microbatch - low.microbatch) / (high.microbatch - low.microbatch)
-    found = tuple(a + weight * (b - a) for a, b in zip(low_L, high_L, strict=True))
-    if weight < 0:  # below the smallest measured size: never less than in proportion
-        share = microbatch / low.microbatch
-        return tuple(max(t, share * a) for t, a in zip(found, low_L, strict=True))
-    if weight > 1:  # above the largest: noise must not let more work take less time
-        return tuple(max(t, b) for t, b in zip(found, high_L, strict=True))
-    return found
+    found: tuple[float, ...] = low_L
+    if low is not high:
+        span = high.microbatch - low.microbatch
+        found = _line(low_L, high_L, (microbatch - low.microbatch) / span)
+    if bound is None:
+        return found
+    share = microbatch / bound.microbatch
+    proportional = [share * t for t in getattr(bound, name)]
+    if low is high:
+        return tuple(proportional)
+    return tuple(map(max, found, proportional))
+
+
+def _line(low_L: Sequence[float], high_L: Sequence[float], weight: float) -> tuple[float, ...]:
+    return tuple(a + weight * (b - a) for a, b in zip(low_L, high_L, strict=True))
+
+
+def _team_weight(smaller: int, team_size: int, larger: int) -> float:
+    """Where a team lies between two others, by one over the size."""
+    return (1 / smaller - 1 / team_size) / (1 / smaller - 1 / larger)
+
+
+def _name(kind: str, team_size: int) -> str:
+    return kind if team_size == 1 else f"{kind} x{team_size}"

@@ -156,9 +156,9 @@ def complete_profile(
         if not sum(profile.forward_flop_per_sample) > 0:
             known = ", ".join(map(repr, profile.kinds)) or "none"
             raise ConfigError(
-                f"the profile of {profile.model!r} has no times for kind {name!r} (single devices; "
-                f"its kinds: {known}) and no forward_flop_per_sample to price them from; measure "
-                "the kind, name it as the profile does, or add the FLOP"
+                f"the profile of {profile.model!r} has no times for kind {name!r} and no "
+                "forward_flop_per_sample to price them from; measure single devices of the kind, "
+                f"name it as the profile does ({known}), or add the FLOP"
             )
         added += [
             _priced(profile, kind, precision, size) for size in sorted(microbatch_sizes(largest))

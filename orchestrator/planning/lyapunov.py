@@ -225,6 +225,27 @@ def _choose(scene: _Scene, affordable: list[_Option], *, capped: bool) -> Decisi
     )
 
 
+def earns_pause(
+    gain_usd2_per_s: float,
+    horizon_s: float,
+    pause_s: float,
+    worth_usd2_per_s: float,
+    moved_usd2: float = 0.0,
+) -> bool:
+    """Whether a change of plan gains more within ``H_e D`` than its pause and its moves cost.
+
+    Args:
+        gain_usd2_per_s: J of the new plan minus that of what runs.
+        horizon_s: H_e D.
+        pause_s: How long nothing runs.
+        worth_usd2_per_s: V' times the larger of both rates.
+        moved_usd2: Q times the dollars of the moves.
+
+    Source: docs/model.md, section 4.8.
+    """
+    return horizon_s * gain_usd2_per_s > pause_s * worth_usd2_per_s + moved_usd2
+
+
 def _pays(scene: _Scene, option: _Option, stay: _Option | None) -> bool:
     """Whether the gain over H_e slots exceeds what the change costs in samples and dollars."""
     problem = scene.problem
@@ -232,10 +253,12 @@ def _pays(scene: _Scene, option: _Option, stay: _Option | None) -> bool:
     rate = option.candidate.estimate.samples_per_s
     if stay:
         rate = max(rate, stay.candidate.estimate.samples_per_s)
-    gain = scene.options.hysteresis_slots * scene.options.slot_s * (option.score - reference)
-    dollars = move_usd(problem.cluster, option.migration)
-    return gain > (
-        option.migration.pause_s * problem.penalty_weight * rate + problem.backlog_usd * dollars
+    return earns_pause(
+        gain_usd2_per_s=option.score - reference,
+        horizon_s=scene.options.hysteresis_slots * scene.options.slot_s,
+        pause_s=option.migration.pause_s,
+        worth_usd2_per_s=problem.penalty_weight * rate,
+        moved_usd2=problem.backlog_usd * move_usd(problem.cluster, option.migration),
     )
 
 

@@ -22,11 +22,13 @@ class CostModel(GroupModel):
         self.standing_usd_per_s = _standing_usd_per_s(problem)
         self.cuts: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}  # of partition
         self._sums = GradientSums(self.tables, problem.cluster)
+        self._prices: dict[tuple[str, ...], float] = {}  # of teams
 
     def repriced(self, problem: PlanningProblem) -> "CostModel":
         """The model of a problem that differs in the offers' prices only; times are kept."""
         other = copy(self)
         other.problem, other.standing_usd_per_s = problem, _standing_usd_per_s(problem)
+        other._prices = {}
         return other
 
     def memory_error(
@@ -36,9 +38,14 @@ class CostModel(GroupModel):
 
         ``replicated``: whether gradients are summed over groups; None: when several are given.
         """
-        return self.memory.error(
-            groups, schedule, replicated=len(groups) > 1 if replicated is None else replicated
-        )
+        replicated = len(groups) > 1 if replicated is None else replicated
+        if all(self.figures(group, schedule).fits[replicated] for group in groups):
+            return None
+        return self.memory.error(groups, schedule, replicated=replicated)
+
+    def fits(self, groups: Sequence[Group], schedule: str, *, replicated: bool) -> bool:
+        """Whether every device holds its part."""
+        return all(self.figures(group, schedule).fits[replicated] for group in groups)
 
     def evaluate(
         self,
@@ -75,7 +82,9 @@ class CostModel(GroupModel):
             devices += count * len(figure.compute_s)
             busy_s += count * figure.busy_s
             egress_usd += count * figure.egress_usd
-            price_usd_per_s += count * self._group_usd_per_s(group)
+            price_usd_per_s += count * sum(
+                [self._team_usd_per_s(stage.team.device_ids) for stage in group.stages]
+            )
         return StepEstimate(
             step_s=step_s,
             samples_per_s=samples / step_s,
@@ -86,7 +95,14 @@ class CostModel(GroupModel):
             sync_s=sync_s,
             update_s=update_s,
             egress_usd_per_s=egress_usd / step_s,
-            peak_memory_bytes=self._peak_memory(groups, schedule, replicated=sum(count_G) > 1),
+            peak_memory_bytes=tuple(
+                (device, round(peak))
+                for group, figure in zip(groups, figures, strict=True)
+                for stage, peak in zip(
+                    group.stages, figure.peaks_bytes[sum(count_G) > 1], strict=True
+                )
+                for device in stage.team.device_ids
+            ),
             compute_s=tuple(
                 pair
                 for group, figure in zip(groups, figures, strict=True)
@@ -95,19 +111,19 @@ class CostModel(GroupModel):
             interpolated=any(f.interpolated for f in figures),
         )
 
-    def _group_usd_per_s(self, group: Group) -> float:
+    def _team_usd_per_s(self, device_ids: tuple[str, ...]) -> float:
         """Price of its devices beyond what is paid for their presence."""
-        return sum(
-            self._device_usd_per_s(device) for s in group.stages for device in s.team.device_ids
-        )
-
-    def _device_usd_per_s(self, device_id: str) -> float:
-        offer = self.problem.cluster.offer(self.problem.cluster.device(device_id).pool)
-        return offer.price_usd_per_s if offer.billed == "while_used" else 0.0
+        found = self._prices.get(device_ids)
+        if found is None:
+            cluster = self.problem.cluster
+            offers = [cluster.offer(cluster.device(d).pool) for d in device_ids]
+            found = sum(o.price_usd_per_s for o in offers if o.billed == "while_used")
+            self._prices[device_ids] = found
+        return found
 
     def devices_usd_per_s(self, device_ids: Iterable[str]) -> float:
         """Price of using these devices: their own, and whatever else is billed while present."""
-        return self.standing_usd_per_s + sum(map(self._device_usd_per_s, device_ids))
+        return self.standing_usd_per_s + sum(self._team_usd_per_s((d,)) for d in device_ids)
 
     def _sync(
         self,
@@ -124,20 +140,6 @@ class CostModel(GroupModel):
         return (
             max(0.0, self._sums.last_finish_s(groups, sums, release_s) - slowest_s),
             sum(z.egress_usd for z in sums),
-        )
-
-    def _peak_memory(
-        self, groups: Sequence[Group], schedule: str, *, replicated: bool
-    ) -> tuple[tuple[str, int], ...]:
-        return tuple(
-            (device, round(peak))
-            for group in groups
-            for stage, peak in zip(
-                group.stages,
-                self.memory.peaks_bytes(group, schedule, replicated=replicated),
-                strict=True,
-            )
-            for device in stage.team.device_ids
         )
 
     def score(self, estimate: StepEstimate) -> float:

@@ -16,7 +16,7 @@ LEVEL_TOLERANCE = 1e-9
 class Dealt(NamedTuple):
     """A share and how many groups of a set have it."""
 
-    index: int  # of the set
+    set_index: int
     microbatches: tuple[int, ...]
     num_groups: int
 
@@ -63,7 +63,7 @@ def _deal_each(
 class _Ladder(NamedTuple):
     """Ends of a set's units: microbatches, or samples of equal parts of one."""
 
-    count: int
+    num_groups: int
     unit: int  # samples
     first_s: float
     further_s: float
@@ -85,7 +85,7 @@ def _deal_sets(
     ladders = [_ladder(o, c, fine=fine) for o, c in zip(options_K, count_K, strict=True)]
 
     def samples_by(time_s: float) -> int:
-        return sum(k.count * k.unit * k.units_by(time_s) for k in ladders)
+        return sum(k.num_groups * k.unit * k.units_by(time_s) for k in ladders)
 
     low_s = 0.0
     high_s = max(k.end_s(min(k.most, batch_samples)) for k in ladders)
@@ -98,7 +98,7 @@ def _deal_sets(
         else:
             low_s = middle_s
     units_K = [k.units_by(high_s) for k in ladders]
-    surplus = sum(k.count * k.unit * n for k, n in zip(ladders, units_K, strict=True))
+    surplus = sum(k.num_groups * k.unit * n for k, n in zip(ladders, units_K, strict=True))
     surplus -= batch_samples
     cut = 0, 0, 0  # a set, groups that get one unit less, samples that one more group lacks
     while surplus:
@@ -107,11 +107,11 @@ def _deal_sets(
             return None  # fewer samples than one microbatch a group: these are dealt singly
         k = max(shrinkable, key=lambda k: (ladders[k].end_s(units_K[k]), k))
         whole, rest = divmod(surplus, ladders[k].unit)
-        if whole < ladders[k].count:
+        if whole < ladders[k].num_groups:
             cut = k, whole, rest
             break
         units_K[k] -= 1
-        surplus -= ladders[k].count * ladders[k].unit
+        surplus -= ladders[k].num_groups * ladders[k].unit
     return tuple(_shares(options_K, ladders, units_K, cut))
 
 
@@ -134,7 +134,7 @@ def _shares(
     for k, (option, ladder, units) in enumerate(zip(options_K, ladders, units_K, strict=True)):
         samples, size = units * ladder.unit, option.microbatch
         _, whole, rest = cut if cut[0] == k else (k, 0, 0)
-        parts = [(samples, ladder.count - whole - bool(rest))]
+        parts = [(samples, ladder.num_groups - whole - bool(rest))]
         parts += [(samples - ladder.unit, whole), (samples - rest, int(bool(rest)))]
         found += [Dealt(k, as_microbatches(share, size), count) for share, count in parts if count]
     return found

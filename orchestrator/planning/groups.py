@@ -1,5 +1,6 @@
 """One group by itself: the times of its stages, links and pipeline, and what it may hold."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -52,6 +53,8 @@ class GroupFigures(NamedTuple):
     busy_s: float  # their sum
     egress_usd: float
     interpolated: bool
+    peaks_bytes: tuple[tuple[float, ...], tuple[float, ...]]  # per stage: alone, replicated
+    fits: tuple[bool, bool]  # memory: alone, replicated
 
 
 class GroupModel:
@@ -274,6 +277,10 @@ class GroupModel:
                 total + n * work for total, work in zip(compute_S, chains[m].work_s, strict=True)
             ]
         group_s, links_s = pipeline_s(chains, microbatches, inflight_S, schedule)
+        peaks = tuple(
+            self.memory.peaks_bytes(group, schedule, replicated=many) for many in (False, True)
+        )
+        usable = [self.memory.usable_bytes(stage.team) for stage in stages]
         last = chains[microbatches[-1]]
         ends = [group_s]
         for backward_s, up_s in zip(last.backward_s, last.up_s, strict=False):
@@ -293,6 +300,8 @@ class GroupModel:
             ),
             egress_usd=sum(n * figures[m].egress_usd for m, n in sizes.items()),
             interpolated=any(f.interpolated for f in figures.values()),
+            peaks_bytes=(peaks[0], peaks[1]),
+            fits=(_all_below(peaks[0], usable), _all_below(peaks[1], usable)),
         )
 
     def _update_s(self, stage: Stage) -> float:
@@ -308,3 +317,7 @@ class GroupModel:
     def egress_usd(self, stages: tuple[Stage, ...], microbatch: int) -> float:
         """What one microbatch pays for its boundaries there and back."""
         return self._chain(stages, microbatch).egress_usd
+
+
+def _all_below(peaks: Sequence[float], usable: Sequence[float]) -> bool:
+    return all(peak <= most for peak, most in zip(peaks, usable, strict=True))

@@ -119,7 +119,7 @@ class Roster:
         self, members: Sequence[Sequence[Device]], team_sizes: Mapping[str, Sequence[int]]
     ) -> None:
         """Single devices first, then every set of like devices of a node, smallest first."""
-        sets = [(i,) for i in range(len(self.devices))]
+        sets: list[tuple[int, ...]] = [(i,) for i in range(len(self.devices))]
         for node in members:
             for kind in dict.fromkeys(device.kind for device in node):
                 like = [self._index_of[d.device_id] for d in node if d.kind == kind]

@@ -6,10 +6,13 @@ from math import inf
 import numpy as np
 
 from orchestrator.core.slot import StepEstimate
-from orchestrator.planning.trials import Evaluate, Evaluator, State, Trial
+from orchestrator.planning.trials import Evaluate, Evaluator, State, Trial, Variation
 
 NUM_RUNS = 2
 """Climbs from unlike first guesses; one is enough from the plan that an earlier search found."""
+
+NUM_POLISHED = 8
+"""First guesses, best first, that are polished to find where to climb from."""
 
 NUM_KICKS = 12
 KICK_MOVES = 2
@@ -79,7 +82,8 @@ class Search:
         """
         evaluator = self._evaluator
         guesses = [*starts, *evaluator.space.seeds(evaluator.seconds_per_sample)]
-        first = [trial for guess in guesses if (trial := self._look(guess))]
+        ranked = self._ranked(guesses)[:NUM_POLISHED]
+        first = [trial for trial in map(self._look, ranked) if trial]
         first.sort(key=self.score, reverse=True)
         num_runs = 1 if starts else NUM_RUNS
         for run in range(min(num_runs, len(first))):
@@ -92,23 +96,39 @@ class Search:
                     best = max(best, self._climb(kicked, rng), key=self.score)
         return sorted(self._elite.values(), key=self.score, reverse=True)
 
+    def _ranked(self, guesses: Sequence[State]) -> list[State]:
+        """Those that fit, best first before any polish, while there is time."""
+        raw: list[Trial] = []
+        for guess in guesses:
+            if raw and self._out_of_time():
+                break
+            if trial := max(self._evaluator.trials(guess), key=self.score, default=None):
+                raw.append(trial)
+        return [trial.state for trial in sorted(raw, key=self.score, reverse=True)]
+
     def score(self, trial: Trial) -> float:
         """J of a trial, $^2/s."""
         return self._score(trial.estimate)
 
     def polish(self, trial: Trial, evaluate: Evaluate) -> Trial:
         """Move boundaries, sizes and samples while J rises, as ``evaluate`` sees it."""
-        return self._ascend(trial, lambda t: self._evaluator.variations(t, evaluate))
+        return self._ascend(trial, self._evaluator.variations, evaluate)
 
-    def _ascend(self, trial: Trial, variations: Callable[[Trial], Iterator[Trial]]) -> Trial:
-        """First improvements until there is none."""
-        improved = True
-        while improved and not self._out_of_time():
-            improved = False
-            for other in variations(trial):
-                if self.score(other) > self.score(trial):
-                    trial, improved = other, True
+    def _ascend(
+        self, trial: Trial, variations: Callable[[Trial], list[Variation]], evaluate: Evaluate
+    ) -> Trial:
+        """First improvements until there is none, each looked for from where the last one was."""
+        at, score = 0, self.score(trial)
+        while not self._out_of_time():
+            moves = variations(trial)
+            for i in (*range(at, len(moves)), *range(min(at, len(moves)))):
+                tried = (self._evaluator.priced(trial, found, evaluate) for found in moves[i]())
+                better = next((t for t in tried if t and self.score(t) > score), None)
+                if better:
+                    trial, at, score = better, i, self.score(better)
                     break
+            else:
+                break
         return trial
 
     def _margin(self, trial: Trial) -> float:
@@ -136,7 +156,7 @@ class Search:
         if trial:
             best = self._best
             if best is None or self._may_beat(trial, best):
-                trial = self._ascend(trial, self._evaluator.recut)
+                trial = self._ascend(trial, self._evaluator.recuts, self._evaluator.estimate)
                 if best is None or self.score(trial) >= self.score(best) - self._margin(trial):
                     trial = self.polish(trial, self._evaluator.estimate)
                 self._elite[state] = trial

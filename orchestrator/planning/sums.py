@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from orchestrator.core.cluster import ClusterState, Device, Team
+from orchestrator.core.cluster import ClusterState, Device, Link, Team
 from orchestrator.core.plan import Group, Segment, segments
 from orchestrator.core.schedule import list_schedule
 from orchestrator.planning.tables import LayerTables
@@ -141,19 +141,19 @@ class GradientSums:
             ),
             key=lambda end: _ring_order(end[0]),
         )
-        hops = [
-            (cluster.link(device, last), count - 1) for device, last, count in ends if count > 1
-        ]
-        following = [*ends[1:], ends[0]]
-        hops += [
-            (cluster.link(last, device), 1)
-            for (_, last, _), (device, _, _) in zip(ends, following, strict=True)
-        ]
+        hops: dict[int, tuple[Link, int]] = {}
+        for (device, last, count), (following, _, _) in zip(
+            ends, [*ends[1:], ends[0]], strict=True
+        ):
+            for source, target, times in ((device, last, count - 1), (last, following, 1)):
+                if times:
+                    link = cluster.link(source, target)
+                    hops[id(link)] = (link, times + hops.get(id(link), (link, 0))[1])
         num_members = sum(count for _, _, count in members)
         rounds, chunk = 2 * (num_members - 1), size_bytes / num_members
-        slowest = min(hop.rate_bytes_per_s(chunk) for hop, _ in hops)
-        duration_s = rounds * (chunk / slowest + max(hop.latency_s for hop, _ in hops))
-        egress_usd_per_byte = sum(times * hop.egress_usd_per_byte for hop, times in hops)
+        slowest = min(link.rate_bytes_per_s(chunk) for link, _ in hops.values())
+        duration_s = rounds * (chunk / slowest + max(k.latency_s for k, _ in hops.values()))
+        egress_usd_per_byte = sum(times * k.egress_usd_per_byte for k, times in hops.values())
         return duration_s, rounds * chunk * egress_usd_per_byte
 
 

@@ -6,6 +6,7 @@ Shape letters: G groups.
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise, product
 from math import inf
 from typing import Any, NamedTuple, Protocol
@@ -29,6 +30,13 @@ State = tuple[Any, ...]
 
 Evaluate = Callable[[Sequence[Group], Sequence[Alike], str], StepEstimate]
 """Groups, how many each stands for, and schedule to estimate: in closed form, or exactly."""
+
+
+Assembled = tuple[tuple[Group, ...], tuple[Alike, ...]]
+"""Groups, and for how many each stands."""
+
+Variation = Callable[[], Iterator[Assembled]]
+"""A small change of a trial: what may come of it, worked out when asked."""
 
 
 class ChainSet(NamedTuple):
@@ -161,36 +169,39 @@ class Evaluator:
         """What groups are worth in closed form."""
         return self.cost.evaluate(groups, schedule, alike=alike)
 
-    def recut(self, trial: Trial) -> Iterator[Trial]:
-        """Trials with one cut moved by one layer, in a group or in all that share it."""
-        groups, replicated = trial.groups, _replicated(trial.alike)
+    def recuts(self, trial: Trial) -> list[Variation]:
+        """One cut moved by one layer, in a group or in all that share it."""
+        groups = trial.groups
         cuts = sorted({stage.first_layer for group in groups for stage in group.stages[1:]})
-        for cut, step in product(cuts, (-1, 1)):
-            moved = [_shifted(group.stages, cut, step) for group in groups]
-            movable = [g for g, stages in enumerate(moved) if stages]
-            for chosen in [*([g] for g in movable), movable] if len(movable) > 1 else [movable]:
-                changed = list(groups)
-                for g in chosen:
-                    share = groups[g].microbatches
-                    stages = self.cost.with_inflight(
-                        moved[g], max(share), len(share), trial.schedule, replicated=replicated
-                    )
-                    changed[g] = Group(stages, share)
-                if chosen and (
-                    found := self._priced(trial, tuple(changed), trial.alike, self.estimate)
-                ):
-                    yield found
+        return [partial(self._recut, trial, cut, step) for cut, step in product(cuts, (-1, 1))]
 
-    def variations(self, trial: Trial, evaluate: Evaluate) -> Iterator[Trial]:
-        """Trials that differ by a boundary and a microbatch size, or by a few samples.
+    def _recut(self, trial: Trial, cut: int, step: int) -> Iterator[Assembled]:
+        groups, replicated = trial.groups, _replicated(trial.alike)
+        moved = [_shifted(group.stages, cut, step) for group in groups]
+        movable = [g for g, stages in enumerate(moved) if stages]
+        for chosen in [*([g] for g in movable), movable] if len(movable) > 1 else [movable]:
+            changed = list(groups)
+            for g in chosen:
+                share = groups[g].microbatches
+                stages = self.cost.with_inflight(
+                    moved[g], max(share), len(share), trial.schedule, replicated=replicated
+                )
+                changed[g] = Group(stages, share)
+            if chosen:
+                yield tuple(changed), trial.alike
 
-        Args:
-            trial: Where to start.
-            evaluate: Says what each is worth.
-        """
-        for groups, alike in (*self._resized(trial), *self._reshared(trial)):
-            if found := self._priced(trial, groups, alike, evaluate):
-                yield found
+    def variations(self, trial: Trial) -> list[Variation]:
+        """A boundary and a microbatch size changed, or a few samples moved."""
+        found: list[Variation] = []
+        sets = _sets(trial)
+        for k, (here, now, _) in enumerate(sets):
+            cuts = [(stage.first_layer, step) for stage in here[1:] for step in (-1, 1)]
+            found += [
+                partial(self._resized, trial, sets, k, cut, size)
+                for cut, size in product((None, *cuts), self._curves.sizes)
+                if (cut, size) != (None, now)
+            ]
+        return [*found, *self._reshares(trial)]
 
     # Cuts and shares -----------------------------------------------------------------
 
@@ -220,14 +231,14 @@ class Evaluator:
         alike = [Alike(chain.num_groups, chain.twin) for chain in self.space.chains(state)]
         empty = Trial(state, schedule, (), (), IDLE_ESTIMATE, self.space)
         every = (
-            self._priced(empty, groups, counts, self.estimate)
-            for groups, counts in self._deals(chosen, alike, schedule)
+            self.priced(empty, dealt, self.estimate)
+            for dealt in self._deals(chosen, alike, schedule)
         )
         return min((t for t in every if t), key=lambda t: t.estimate.step_s, default=None)
 
     def _deals(
         self, chosen: Sequence[Option], alike: Sequence[Alike], schedule: str
-    ) -> Iterator[tuple[tuple[Group, ...], tuple[Alike, ...]]]:
+    ) -> Iterator[Assembled]:
         """Whole microbatches, and single samples where few microbatches make whole ones coarse."""
         if not chosen:
             return
@@ -239,9 +250,10 @@ class Evaluator:
             if dealt is not None:
                 yield (
                     tuple(
-                        self._group(chosen[d.index].stages, d.microbatches, schedule) for d in dealt
+                        self._group(chosen[d.set_index].stages, d.microbatches, schedule)
+                        for d in dealt
                     ),
-                    tuple(Alike(d.num_groups, alike[d.index].twin) for d in dealt),
+                    tuple(Alike(d.num_groups, alike[d.set_index].twin) for d in dealt),
                 )
 
     def _group(self, stages: tuple[Stage, ...], share: tuple[int, ...], schedule: str) -> Group:
@@ -249,59 +261,58 @@ class Evaluator:
             stages = self.cost.with_inflight(stages, share[0], len(share), schedule)
         return Group(stages, share)
 
-    def _priced(
-        self,
-        trial: Trial,
-        groups: tuple[Group, ...],
-        alike: tuple[Alike, ...],
-        evaluate: Evaluate,
-    ) -> Trial | None:
+    def priced(self, trial: Trial, assembled: Assembled, evaluate: Evaluate) -> Trial | None:
         """The trial with other groups; None when they do not fit memory."""
-        replicated = _replicated(alike)
-        if self.cost.memory_error(groups, trial.schedule, replicated=replicated) is not None:
+        groups, alike = assembled
+        if not self.cost.fits(groups, trial.schedule, replicated=_replicated(alike)):
             return None
         estimate = evaluate(groups, alike, trial.schedule)
         return Trial(trial.state, trial.schedule, groups, alike, estimate, trial.space)
 
     # Small variations ----------------------------------------------------------------
 
-    def _resized(self, trial: Trial) -> Iterator[tuple[tuple[Group, ...], tuple[Alike, ...]]]:
-        """Boundaries one layer on and other microbatch sizes; shares are dealt anew."""
+    def _resized(
+        self,
+        trial: Trial,
+        sets: Sequence[tuple[tuple[Stage, ...], int, Alike]],
+        k: int,
+        cut: tuple[int, int] | None,
+        size: int,
+    ) -> Iterator[Assembled]:
+        """A boundary one layer on and another microbatch size; shares are dealt anew."""
         schedule, replicated = trial.schedule, _replicated(trial.alike)
-        sets = _sets(trial)
-        alike = [alike for _, _, alike in sets]
-        options = [
-            self._curves.sized(stages, size, schedule, replicated=replicated)
-            for stages, size, _ in sets
-        ]
-        for k, (here, now, _) in enumerate(sets):
-            cuts = [stage.first_layer for stage in here[1:]]
-            moved = [_shifted(here, cut, step) for cut, step in product(cuts, (-1, 1))]
-            for stages, size in product((here, *moved), self._curves.sizes):
-                if not stages or (stages, size) == (here, now):
-                    continue
-                option = self._curves.sized(stages, size, schedule, replicated=replicated)
-                chosen = [o for o in (*options[:k], option, *options[k + 1 :]) if o]
-                if len(chosen) == len(options):
-                    yield from self._deals(chosen, alike, schedule)
+        changed = _shifted(sets[k][0], *cut) if cut else sets[k][0]
+        wanted = [(stages, now) for stages, now, _ in sets]
+        wanted[k] = (changed, size)
+        if changed:
+            every = [
+                self._curves.sized(stages, m, schedule, replicated=replicated)
+                for stages, m in wanted
+            ]
+            if all(every):
+                options = [option for option in every if option]
+                yield from self._deals(options, [alike for _, _, alike in sets], schedule)
 
-    def _reshared(self, trial: Trial) -> Iterator[tuple[tuple[Group, ...], tuple[Alike, ...]]]:
-        """Samples from the group that ends last to each other group; where all are single."""
+    def _reshares(self, trial: Trial) -> list[Variation]:
+        """Samples from the group that ends last to each other group of as many alike."""
         groups, ends_s = trial.groups, trial.estimate.group_s
         giver = ends_s.index(max(ends_s))
         size = groups[giver].microbatches[0]
-        for taker in range(len(groups)):
-            if taker == giver or trial.alike[giver].num_groups != trial.alike[taker].num_groups:
-                continue
-            for count in dict.fromkeys((1, size // 2, size)):
-                if not 0 < count < groups[giver].num_samples:
-                    continue
-                changed = list(groups)
-                for g, more in ((giver, -count), (taker, count)):
-                    samples, most = groups[g].num_samples + more, max(groups[g].microbatches)
-                    share = as_microbatches(samples, most)
-                    changed[g] = self._group(groups[g].stages, share, trial.schedule)
-                yield tuple(changed), trial.alike
+        return [
+            partial(self._reshared, trial, giver, taker, count)
+            for taker in range(len(groups))
+            if taker != giver and trial.alike[giver].num_groups == trial.alike[taker].num_groups
+            for count in dict.fromkeys((1, size // 2, size))
+            if 0 < count < groups[giver].num_samples
+        ]
+
+    def _reshared(self, trial: Trial, giver: int, taker: int, count: int) -> Iterator[Assembled]:
+        changed = list(trial.groups)
+        for g, more in ((giver, -count), (taker, count)):
+            group = changed[g]
+            share = as_microbatches(group.num_samples + more, max(group.microbatches))
+            changed[g] = self._group(group.stages, share, trial.schedule)
+        yield tuple(changed), trial.alike
 
 
 def _sets(trial: Trial) -> list[tuple[tuple[Stage, ...], int, Alike]]:

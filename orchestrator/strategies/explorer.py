@@ -1,8 +1,9 @@
 """From a problem to candidates: search with a memory, exact times, layers left where they are."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 
 from orchestrator.core.cluster import make_team
 from orchestrator.core.plan import Group, Plan, Stage
@@ -14,6 +15,7 @@ from orchestrator.planning.grouping import DeviceSpace
 from orchestrator.planning.roster import Roster
 from orchestrator.planning.search import Search
 from orchestrator.planning.sums import Alike
+from orchestrator.planning.templates import ClassSpace, binned
 from orchestrator.planning.trials import Evaluator, Space, State, Trial
 
 NUM_RETIMED = 4
@@ -40,22 +42,46 @@ def team_sizes(problem: PlanningProblem) -> dict[str, tuple[int, ...]]:
     return {kind: tuple(sorted(sizes)) for kind, sizes in found.items()}
 
 
+def class_space(problem: PlanningProblem) -> Space:
+    """Class by class; the problem's slow-downs are in bins already."""
+    return ClassSpace(problem.cluster, team_sizes(problem))
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """How finely a search looks at the cluster, and for how many devices that pays."""
+
+    least: int
+    most: float
+    prepare: Callable[[PlanningProblem], PlanningProblem]
+    make_space: Callable[[PlanningProblem], Space]
+
+
+LEVELS = (
+    _Level(1, 32, lambda problem: problem, device_space),
+    _Level(10, inf, lambda problem: replace(problem, cluster=binned(problem.cluster)), class_space),
+)
+"""Neither is safe alone in the middle: there both run (docs/model.md, section 5.4)."""
+
+
 class Explorer:
     """Searches for plans, and remembers what does not depend on money between two slots."""
 
     def __init__(self) -> None:
-        self._evaluator: Evaluator | None = None
+        self._evaluators: dict[_Level, Evaluator] = {}
 
-    def evaluator(self, problem: PlanningProblem) -> Evaluator:
+    def _evaluator(self, level: _Level, problem: PlanningProblem) -> Evaluator:
         """The one of the last slot when the cluster is in the same state, else a new one."""
-        if self._evaluator is None or not self._evaluator.serves(problem):
-            repriced = self._evaluator.repriced(problem) if self._evaluator else None
-            self._evaluator = repriced or Evaluator(problem, device_space)
-        return self._evaluator
+        known, problem = self._evaluators.get(level), level.prepare(problem)
+        if known is None or not known.serves(problem):
+            repriced = known.repriced(problem) if known else None
+            self._evaluators[level] = repriced or Evaluator(problem, level.make_space)
+        return self._evaluators[level]
 
     def seen(self, problem: PlanningProblem) -> list[Trial]:
         """Every trial so far in this state of the cluster."""
-        return self.evaluator(problem).seen()
+        levels = _levels(problem)
+        return [trial for level in levels for trial in self._evaluator(level, problem).seen()]
 
     def search(
         self,
@@ -74,25 +100,41 @@ class Explorer:
         Raises:
             InfeasibleError: If the model fits on no combination of the devices.
         """
-        evaluator = self.evaluator(problem)
         weight, backlog_usd = problem.penalty_weight, problem.backlog_usd
         if price_of_money_samples_per_usd is not None:
             weight, backlog_usd = 1.0, price_of_money_samples_per_usd
-        search = Search(evaluator, weight, backlog_usd, out_of_time)
-        elite = search.run(_starts(evaluator.space, problem.incumbent), problem.seed)
-        if not elite:
-            raise InfeasibleError(f"no plan fits the devices' memory: {_misfit(evaluator.cost)}")
+        finalists: list[Trial] = []
+        others: list[Trial] = []
+        for level in _levels(problem):
+            evaluator = self._evaluator(level, problem)
+            search = Search(evaluator, weight, backlog_usd, out_of_time)
+            best = _finalists(evaluator, search, problem)
+            finalists += best
+            others += _others(evaluator, search, {trial.state for trial in best})
+        if not finalists:
+            raise InfeasibleError(
+                f"no plan fits the devices' memory: {_misfit(CostModel(problem))}"
+            )
+        return [*sorted(finalists, key=search.score, reverse=True), *others]
 
-        def exact(groups: Sequence[Group], alike: Sequence[Alike], schedule: str) -> StepEstimate:
-            return retime(evaluator.cost, groups, schedule, alike)
 
-        finalists = [
-            replace(trial, estimate=exact(trial.groups, trial.alike, trial.schedule))
-            for trial in elite[:NUM_RETIMED]
-        ]
-        finalists.sort(key=search.score, reverse=True)
-        finalists[0] = search.polish(finalists[0], exact)
-        return [*finalists, *_others(evaluator, search, {t.state for t in finalists})]
+def _levels(problem: PlanningProblem) -> list[_Level]:
+    return [level for level in LEVELS if level.least <= len(problem.cluster.devices) <= level.most]
+
+
+def _finalists(evaluator: Evaluator, search: Search, problem: PlanningProblem) -> list[Trial]:
+    """The best trials of a search in exact time; the first one is polished in it."""
+
+    def exact(groups: Sequence[Group], alike: Sequence[Alike], schedule: str) -> StepEstimate:
+        return retime(evaluator.cost, groups, schedule, alike)
+
+    elite = search.run(_starts(evaluator.space, problem.incumbent), problem.seed)
+    found = [
+        replace(trial, estimate=exact(trial.groups, trial.alike, trial.schedule))
+        for trial in elite[:NUM_RETIMED]
+    ]
+    found.sort(key=search.score, reverse=True)
+    return [search.polish(trial, exact) if not i else trial for i, trial in enumerate(found)]
 
 
 def _others(evaluator: Evaluator, search: Search, known: set[State]) -> list[Trial]:

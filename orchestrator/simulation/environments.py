@@ -201,9 +201,9 @@ class Environment:
 
 def _product(arrays: Sequence[FloatArray], start: FloatArray) -> FloatArray:
     """Kronecker product, the first array's index slowest."""
-    found = start
+    found: FloatArray = start
     for array in arrays:
-        found = np.kron(found, array)
+        found = np.asarray(np.kron(found, array), dtype=np.float64)
     return found
 
 
@@ -211,8 +211,8 @@ def _stationary(matrix: FloatArray) -> FloatArray:
     size = len(matrix)
     system = np.vstack([matrix.T - np.eye(size), np.ones(size)])
     found, *_ = np.linalg.lstsq(system, np.append(np.zeros(size), 1.0), rcond=None)
-    clipped = np.clip(found, 0.0, None)
-    shares: FloatArray = clipped / clipped.sum()
+    shares: FloatArray = np.clip(found, 0.0, None)
+    shares /= shares.sum()
     return shares
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -99,9 +99,8 @@ def read_profile(model: str, kinds: Sequence[str] | None = None) -> ModelProfile
     )
 
 
-def _load(name: str) -> dict:  # type: ignore[type-arg] - nested JSON of others' making
-    data: dict = json.loads((FOLDER / name).read_text("utf-8"))  # type: ignore[type-arg]
-    return data
+def _load(name: str) -> Any:  # nested JSON of others' making
+    return json.loads((FOLDER / name).read_text("utf-8"))
 
 
 def _columns(layers: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float, ...]]:

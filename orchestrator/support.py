@@ -68,7 +68,7 @@ def check_supported(
     ``emulation`` is None where the file has no such section.
     """
     problems = [
-        *_training_problems(training),
+        *_training_problems(training, cluster),
         *_optimizer_problems(training.optimizer),
         *_cluster_problems(cluster),
         *_limit_problems(budget.limits, cluster),
@@ -132,7 +132,7 @@ def find_task(path: str, arguments: Mapping[str, object], folder: Path) -> None:
         _check_arguments(definition.args, name, arguments)
 
 
-def _training_problems(training: TrainingOptions) -> Iterator[str]:
+def _training_problems(training: TrainingOptions, cluster: ClusterOptions) -> Iterator[str]:
     for schedule in training.schedules:
         if schedule in LATER_SCHEDULES:
             yield f"training.schedule is {schedule}: {NOT_YET}; write {' or '.join(SCHEDULES)}"
@@ -140,8 +140,11 @@ def _training_problems(training: TrainingOptions) -> Iterator[str]:
             yield f"training.schedule is {schedule!r}; write {' or '.join(SCHEDULES)}"
     if not training.schedules:
         yield f"training.schedule is an empty list; write {' or '.join(SCHEDULES)}"
-    if training.overlap:
-        yield f"training.overlap is true: {NOT_YET}; write overlap: false"
+    if training.overlap and cluster.source != "file":
+        yield (
+            f"training.overlap is true with cluster.source: {cluster.source}: {NOT_YET}; write "
+            "overlap: false"
+        )
     if training.precision == "fp16":
         yield f"training.precision is fp16: {NOT_YET}; write fp32 or bf16"
     for name, limit in (("warmup_steps", 0), ("final_ratio", 0)):

@@ -136,12 +136,14 @@ def first_problem(
     model: ModelProfile,
     training: TrainingOptions,
     *,
+    max_team: int = 1,
     budget_usd_per_s: float = 1.0,
     seed: int = 0,
 ) -> PlanningProblem:
     """The problem of a run's first slot: nothing runs, nothing is owed, any V ranks alike.
 
     Also what a CostModel needs where only durations are asked: money plays no part in them.
+    ``max_team`` is what the plan may ask of those who would run it.
     """
     return PlanningProblem(
         cluster=cluster,
@@ -149,8 +151,8 @@ def first_problem(
         batch_samples=training.global_batch,
         microbatch_samples=training.microbatch,
         schedules=training.schedules,
-        max_team=1,
-        overlap=False,
+        max_team=max_team,
+        overlap=training.overlap,
         penalty_weight=1.0,
         backlog_usd=0.0,
         budget_usd_per_s=budget_usd_per_s,

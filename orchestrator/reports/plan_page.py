@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from html import escape
+from typing import cast
 
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.plan import Plan, Stage
@@ -10,6 +11,7 @@ from orchestrator.core.schedule import FORWARD
 from orchestrator.core.slot import StepEstimate
 from orchestrator.planning.event import Span
 from orchestrator.reports import figures
+from orchestrator.reports.records import MAX_LINES, alike_groups, plan_data
 from orchestrator.reports.svg import (
     CHARACTER_WIDTH,
     element,
@@ -80,19 +82,26 @@ def plan_page(
 
 
 def groups_picture(plan: Plan, cluster: ClusterState) -> str:
-    """Each group as a bar of its share of the batch and a chain of its stages, layers to scale."""
+    """Each group as a bar of its share of the batch and a chain of its stages, layers to scale.
+
+    Where there are many groups, alike ones share a row.
+    """
     kinds = {kind: i for i, kind in enumerate(dict.fromkeys(d.kind for d in cluster.devices))}
     if plan.is_idle:
         return '<p class="soft">Nothing runs: every device is idle.</p>'
     left, row_height, width = 190, 74, 1080
     parts: list[str] = []
     scale = (width - left) / plan.num_layers
-    for g, group in enumerate(plan.groups):
-        top = g * row_height + 6
-        share = group.num_samples / plan.num_samples
+    folds = _folds(plan)
+    for row, alike in enumerate(folds):
+        g, group = alike[0], plan.groups[alike[0]]
+        top = row * row_height + 6
+        share = len(alike) * group.num_samples / plan.num_samples
+        name = f"group {g}" if len(alike) == 1 else f"{len(alike)} groups"
+        each = "" if len(alike) == 1 else " each"
         parts += [
-            text(0, top + 16, f"group {g}", font_weight=600),
-            text(0, top + 33, f"{group.num_samples} samples ({figures.percent(share)})"),
+            text(0, top + 16, name, font_weight=600),
+            text(0, top + 33, f"{group.num_samples} samples{each} ({figures.percent(share)})"),
             text(0, top + 49, f"{len(group.microbatches)} microbatches", class_="soft"),
             element("rect", x=112, y=top + 39, width=60, height=8, rx=4, fill="var(--line)"),
             element("rect", x=112, y=top + 39, width=60 * share, height=8, rx=4, fill="var(--c2)"),
@@ -112,10 +121,12 @@ def groups_picture(plan: Plan, cluster: ClusterState) -> str:
             for i, line in enumerate(lines):
                 shown = _fitted(line, box - 16)
                 parts.append(text(x + 8, top + 18 + 16 * i, shown, class_="on"))
-    idle = [d.device_id for d in cluster.devices if d.device_id not in plan.device_ids]
-    bottom = len(plan.groups) * row_height
+    used = set(plan.device_ids)
+    idle = [d.device_id for d in cluster.devices if d.device_id not in used]
+    bottom = len(folds) * row_height
     if idle:
-        parts.append(text(0, bottom + 16, f"idle: {', '.join(idle)}", class_="soft"))
+        names = idle if len(idle) <= MAX_LINES else [*idle[:MAX_LINES], f"{len(idle)} in all"]
+        parts.append(text(0, bottom + 16, f"idle: {', '.join(names)}", class_="soft"))
     drawing = svg(width, bottom + (26 if idle else 0), parts, "groups, stages and shares")
     return f'{legend(kinds)}<div class="card">{drawing}</div>'
 
@@ -129,8 +140,9 @@ def gantt(plan: Plan, timelines: Sequence[Timeline], estimate: StepEstimate) -> 
     scale = (width - left - right) / total_s
     parts: list[str] = []
     y = 8.0
-    for g, (group, stages) in enumerate(zip(plan.groups, timelines, strict=True)):
-        for s, (stage, spans) in enumerate(zip(group.stages, stages, strict=True)):
+    for alike in _folds(plan):
+        g, group = alike[0], plan.groups[alike[0]]
+        for s, (stage, spans) in enumerate(zip(group.stages, timelines[g], strict=True)):
             device = "+".join(stage.team.device_ids)
             parts.append(text(0, y + 14, _fitted(f"{g}.{s}  {device}", left - 8)))
             parts += [
@@ -158,6 +170,13 @@ def gantt(plan: Plan, timelines: Sequence[Timeline], estimate: StepEstimate) -> 
     names = {"forward": _FORWARD, "backward": _BACKWARD, "gradient sums": _SUM, "update": _UPDATE}
     drawing = svg(width, y + 24, parts, "timeline of one step")
     return f'{legend(names)}<div class="card">{drawing}</div>'
+
+
+def _folds(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Groups that share a row."""
+    groups = plan_data(plan, ())["groups"]
+    assert isinstance(groups, list)
+    return alike_groups(cast("list[dict[str, Json]]", groups))
 
 
 def layers_text(stage: Stage) -> str:

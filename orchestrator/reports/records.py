@@ -1,13 +1,17 @@
 """One SlotRecord as a line: of JSON for slots.jsonl, of plain text for a log."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from orchestrator import storage
 from orchestrator.core.plan import Group, Plan
 from orchestrator.core.slot import DeviceView, Rates, SlotRecord
 from orchestrator.reports import figures
 from orchestrator.storage import Json
+
+MAX_LINES = 12
+"""Groups of a plan that are told one by one; of more, alike ones share a line."""
 
 
 def plan_data(plan: Plan, device_ids: Iterable[str]) -> dict[str, Json]:
@@ -27,18 +31,50 @@ def plan_words(plan: Mapping[str, object]) -> str:
     """A plan in the form of the user's files in words, a line a group.
 
     Each line has the group's samples, then device[first layer:end layer] of every stage.
+    Where there are many groups, alike ones share a line that counts them and names pools.
     """
     groups = plan.get("groups")
     if not isinstance(groups, list) or not groups:
         return "idle"
     lines = []
-    for group in groups:
+    for indices in alike_groups(groups):
+        group = groups[indices[0]]
+        folded = len(indices) > 1
         chain = " > ".join(
-            f"{'+'.join(stage['devices'])}[{stage['first_layer']}:{stage['end_layer']}]"
+            f"{_pools(stage) if folded else '+'.join(stage['devices'])}"
+            f"[{stage['first_layer']}:{stage['end_layer']}]"
             for stage in group["stages"]
         )
-        lines.append(f"{sum(group['microbatches'])}: {chain}")
-    return "\n".join(lines)
+        samples = sum(group["microbatches"])
+        lines.append(f"{len(indices)} x {samples}: {chain}" if folded else f"{samples}: {chain}")
+    rest = len(lines) - MAX_LINES
+    return "\n".join(lines[:MAX_LINES] + ([f"and {rest} more"] if rest > 0 else []))
+
+
+def alike_groups(groups: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, ...], ...]:
+    """Indices of groups that run the same samples and layers on teams of the same pools.
+
+    Each group stands alone while a person can read them one by one.
+
+    Args:
+        groups: In the form of the user's files.
+    """
+    if len(groups) <= MAX_LINES:
+        return tuple((index,) for index in range(len(groups)))
+    found: dict[tuple[object, ...], list[int]] = {}
+    for index, group in enumerate(groups):
+        stages = tuple(
+            (_pools(stage), stage["first_layer"], stage["end_layer"]) for stage in group["stages"]
+        )
+        found.setdefault((sum(group["microbatches"]), stages), []).append(index)
+    return tuple(map(tuple, found.values()))
+
+
+def _pools(stage: Mapping[str, Any]) -> str:
+    """A team by its pool and size; the pool is what stands before the index of a device."""
+    pools = dict.fromkeys(str(device).rpartition("-")[0] for device in stage["devices"])
+    size = len(stage["devices"])
+    return "+".join(pools) + (f" x{size}" if size > 1 else "")
 
 
 def slot_data(record: SlotRecord) -> dict[str, Json]:

@@ -119,6 +119,7 @@ def row_data(row: PlanRow, cluster: ClusterState) -> dict[str, Json]:
     return {
         **data,
         "plan": plan_data(row.plan, [d.device_id for d in cluster.devices]),
+        "inflight": [[stage.inflight for stage in group.stages] for group in row.plan.groups],
         "step_s": estimate.step_s,
         "samples_per_s": estimate.samples_per_s,
         "cost_per_hour_usd": row.cost_per_hour_usd,

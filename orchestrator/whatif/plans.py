@@ -14,6 +14,7 @@ from orchestrator.errors import InfeasibleError
 from orchestrator.planning.constraints import broken, make_rows
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import timeline
+from orchestrator.planning.tables import LayerTables
 from orchestrator.reports.plan_page import Timeline
 from orchestrator.reports.tables import PlanRow, make_row, row_data
 from orchestrator.storage import Json
@@ -21,6 +22,11 @@ from orchestrator.strategies.registry import make_strategy
 
 PLAN_BASELINES = ("even-split", "proportional", "balanced-pipeline")
 """What ``lyray plan`` shows beside the chosen strategy."""
+
+MAX_TEAM = 1
+"""What workers of this version run; a plan that none will run (``source: file``) may ask more."""
+
+_SHOWN_GAPS = 4
 
 _PRICE_ROUNDS = 8
 """Bisections that look for the price of money at which a plan fits the average budget."""
@@ -78,6 +84,7 @@ def what_if(config: RunConfig, measured: ModelProfile, *, stopwatch: Callable[[]
         cluster,
         model,
         config.training,
+        max_team=config.control.max_team if config.cluster.source == "file" else MAX_TEAM,
         budget_usd_per_s=config.budget.average_per_hour_usd / 3600 * speedup,
         seed=config.run.seed,
     )
@@ -195,6 +202,33 @@ def _refused(name: str, problem: str) -> PlanRow:
     return PlanRow(name, Plan(0, ""), IDLE_ESTIMATE, 0.0, None, problem=problem)
 
 
+def _gap_notes(problem: PlanningProblem, rows: Sequence[PlanRow]) -> list[str]:
+    """Which times of the plans shown were not measured, and from what they come."""
+    tables = LayerTables(problem.model)
+    used = {
+        (stage.team.kind, stage.team.size, samples)
+        for row in rows
+        for group in row.plan.groups
+        for stage in group.stages
+        for samples in set(group.microbatches)
+    }
+    times = [tables.times(*key) for key in sorted(used)]
+    inside = [t.gap for t in times if t.gap and not t.beyond]
+    beyond = [t.gap for t in times if t.gap and t.beyond]
+    notes = []
+    if inside:
+        notes.append(f"Times interpolated between measured ones: {_some(inside)}.")
+    if beyond:
+        notes.append(f"Times beyond the measured ones, in proportion or dearer: {_some(beyond)}.")
+    return notes
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = list(dict.fromkeys(names))
+    rest = len(shown) - _SHOWN_GAPS
+    return ", ".join(shown[:_SHOWN_GAPS]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def _notes(config: RunConfig, problem: PlanningProblem, rows: Sequence[PlanRow]) -> list[str]:
     """What a reader must know about the figures."""
     notes = []
@@ -203,8 +237,7 @@ def _notes(config: RunConfig, problem: PlanningProblem, rows: Sequence[PlanRow])
         notes.append(
             f"Times of {', '.join(priced)} are priced from FLOP and the catalogue, not measured."
         )
-    if any(row.estimate.interpolated for row in rows):
-        notes.append("Some times are interpolated between measured microbatch sizes.")
+    notes += _gap_notes(problem, rows)
     budget = config.budget.average_per_hour_usd
     chosen = rows[0]
     if chosen.cost_per_hour_usd > budget:

@@ -4,7 +4,14 @@ import json
 from dataclasses import replace
 
 from orchestrator.core.slot import DeviceView, Rates, SlotRecord
-from orchestrator.reports.records import plan_data, plan_words, slot_data, slot_json, slot_line
+from orchestrator.reports.records import (
+    MAX_LINES,
+    plan_data,
+    plan_words,
+    slot_data,
+    slot_json,
+    slot_line,
+)
 from tests.unit.builders import make_device, make_group, make_plan
 
 FAST, SLOW = make_device("fast-0"), make_device("slow-0")
@@ -81,3 +88,27 @@ def test_a_plain_line_says_progress_speed_money_and_why() -> None:
 def test_an_idle_slot_shows_no_speed() -> None:
     line = slot_line(a_record(loss=None, measured=Rates(None, None, 0.0), stragglers=()))
     assert line == "slot 4 · step 17 · $0.00/h · spent $1.00 of $1.20 · keep: best by far"
+
+
+def test_alike_groups_of_a_large_plan_share_a_line_that_counts_them():
+    stages = [(f"a-{2 * i}", f"a-{2 * i + 1}") for i in range(40)]
+    groups: list[dict[str, object]] = [
+        {
+            "microbatches": [4, 4] if i < 39 else [4, 3],
+            "stages": [{"devices": list(pair), "first_layer": 0, "end_layer": 9}],
+        }
+        for i, pair in enumerate(stages)
+    ]
+    assert plan_words({"groups": groups}) == "39 x 8: a x2[0:9]\n7: a-78+a-79[0:9]"
+    assert plan_words({"groups": groups[:2]}) == "8: a-0+a-1[0:9]\n8: a-2+a-3[0:9]"
+
+
+def test_a_plan_of_many_unlike_groups_is_cut_short():
+    groups: list[dict[str, object]] = [
+        {
+            "microbatches": [i + 1],
+            "stages": [{"devices": [f"a-{i}"], "first_layer": 0, "end_layer": 9}],
+        }
+        for i in range(30)
+    ]
+    assert plan_words({"groups": groups}).splitlines()[-1] == f"and {30 - MAX_LINES} more"

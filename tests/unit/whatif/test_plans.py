@@ -1,0 +1,77 @@
+"""What a file would lead to: teams and overlap where no worker must run them, and their notes."""
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.config import RunConfig
+from orchestrator.core.model import ModelProfile
+from orchestrator.errors import ConfigError
+from orchestrator.whatif.plans import WhatIf, what_if, what_if_data
+from tests.unit.builders import GIB, make_profile
+
+TEXT = """
+run: {name: what-if}
+training: {task: examples.byte_gpt:task, global_batch: 13, microbatch: 4, steps: 3}
+cluster:
+  source: file
+  profile: none.json
+  offers:
+    - {pool: a, kind: a100-40, count: 4, devices_per_node: 4, price_per_hour: 1.0}
+  links:
+    - {within: node, bandwidth_gbytes_per_s: 100}
+budget: {average_per_hour_usd: 100}
+"""
+
+
+def _profile(team_sizes: tuple[int, ...] = (1, 2, 4)) -> ModelProfile:
+    """Two layers that each need nearly all memory of a device, or half of it in a team."""
+    base = make_profile({"a100-40": [0.1, 0.1]}, microbatches=(2, 4), param_bytes=7 * GIB)
+    (sizes,) = base.sizes
+    return replace(
+        base,
+        sizes=tuple(
+            replace(sizes, team_size=q, param_bytes=tuple(b / q for b in sizes.param_bytes))
+            for q in team_sizes
+        ),
+        times=tuple(replace(t.scaled(1 / q), team_size=q) for t in base.times for q in team_sizes),
+    )
+
+
+def _what_if(*overrides: str, profile: ModelProfile | None = None) -> WhatIf:
+    config = RunConfig.parse(TEXT, overrides)
+    return what_if(config, profile or _profile(), stopwatch=lambda: 0.0)
+
+
+def test_a_file_for_planning_may_ask_for_the_teams_and_the_overlap_it_names() -> None:
+    problem = _what_if("control.max_team=4", "training.overlap=true").problem
+    assert (problem.max_team, problem.overlap) == (4, True)
+
+
+def test_emulated_devices_are_planned_as_their_workers_run() -> None:
+    small = make_profile({"a100-40": [0.1, 0.1]})
+    assert _what_if("cluster.source=emulated", profile=small).problem.max_team == 1
+    with pytest.raises(ConfigError, match=r"training\.overlap is true with cluster\.source: ray"):
+        RunConfig.parse(TEXT, ["training.overlap=true", "cluster.source=ray"])
+
+
+def test_the_plan_as_json_names_every_member_of_a_team_and_every_sample() -> None:
+    config = RunConfig.parse(TEXT)
+    candidates = what_if_data(config, _what_if())["candidates"]
+    assert isinstance(candidates, list)
+    chosen = candidates[0]
+    assert isinstance(chosen, dict)
+    plan = chosen["plan"]
+    assert isinstance(plan, dict)
+    groups = plan["groups"]
+    assert isinstance(groups, list)
+    devices = [d for g in groups for s in g["stages"] for d in s["devices"]]  # type: ignore[index, call-overload]
+    assert sorted([*devices, *plan["idle"]]) == [f"a-{i}" for i in range(4)]  # type: ignore[misc]
+    assert sum(sum(g["microbatches"]) for g in groups) == 13  # type: ignore[index, call-overload, misc, arg-type]
+    assert any(len(s["devices"]) > 1 for g in groups for s in g["stages"])  # type: ignore[index, call-overload, arg-type]
+
+
+def test_notes_name_the_times_that_nobody_measured() -> None:
+    beyond = [n for n in _what_if().notes if n.startswith("Times beyond the measured ones")]
+    assert len(beyond) == 1  # 13 samples end in a microbatch of 1, and 2 is the least measured
+    assert "at 1 samples (2 and 4 measured)" in beyond[0]

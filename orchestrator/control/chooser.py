@@ -16,6 +16,7 @@ from orchestrator.planning.lyapunov import ControlOptions, Incumbent, decide
 
 if TYPE_CHECKING:
     from orchestrator.planning.assignment import SlotAssignment
+    from orchestrator.planning.margins import MarginalValues
     from orchestrator.strategies.registry import Strategy
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class Choice:
 
     decision: Decision
     solve_s: float = 0.0
-    marginal_values: tuple[tuple[str, float], ...] = ()
+    marginal_values: "MarginalValues | None" = None
     fallbacks: tuple[str, ...] = ()
 
 
@@ -129,7 +130,7 @@ class Chooser:
         return Choice(
             decision=decision,
             solve_s=self.stopwatch() - started_s,
-            marginal_values=solved.shadow_prices if solved else (),
+            marginal_values=solved.margins if solved else None,
             fallbacks=tuple(fallbacks),
         )
 

@@ -110,7 +110,9 @@ def make_record(slot: Settled, choice: "Choice", totals: Totals, clock: Clock) -
         backlog_usd=totals.backlog_usd,
         penalty_weight=totals.penalty_weight,
         price_of_money_samples_per_usd=totals.backlog_usd / totals.penalty_weight,
-        marginal_values=choice.marginal_values,
+        marginal_values=(
+            choice.marginal_values.named(clock.per_hour(1.0)) if choice.marginal_values else ()
+        ),
         spent_usd=totals.spent_usd,
         budget_usd=totals.budget_usd,
         overspend_bound_usd=totals.overspend_bound_usd,

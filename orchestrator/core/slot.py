@@ -256,7 +256,7 @@ class SlotRecord:
     backlog_usd: float
     penalty_weight: float
     price_of_money_samples_per_usd: float
-    marginal_values: tuple[tuple[str, float], ...]
+    marginal_values: tuple[tuple[str, float], ...]  # what one more is worth, names as in the files
     spent_usd: float
     budget_usd: float  # b t
     overspend_bound_usd: float  # G1 slack: spent_usd <= budget_usd + this

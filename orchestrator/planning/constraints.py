@@ -7,6 +7,7 @@ from typing import Literal
 
 from orchestrator.core.plan import Group
 from orchestrator.core.slot import Candidate, StepEstimate
+from orchestrator.planning.alike import AlikeSet, alike_sets
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.queues import LimitOptions
 
@@ -32,11 +33,15 @@ class Row:
         return " ".join(word for word in (self.kind, self.where) if word)
 
 
+_ALL_EGRESS = Row("egress", "", 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class RowUse:
-    """What a plan uses of a row: ``usd_per_s * T + sum_g usd_per_sample[g] * x_g + step_usd``.
+    """What a plan uses of a row: ``usd_per_s * T + sum_a usd_per_sample[a] * x_a + step_usd``.
 
-    ``reads``: which groups' samples count for a share.
+    x_a are the samples of a set of alike groups; ``reads``: which sets' samples count for a
+    share.
     """
 
     usd_per_s: float
@@ -57,46 +62,65 @@ def make_rows(limits: Iterable[LimitOptions], *, billing_speedup: float = 1.0) -
     return tuple(rows)
 
 
-def row_use(cost: CostModel, row: Row, groups: Sequence[Group], estimate: StepEstimate) -> RowUse:
+def sums_usd(cost: CostModel, sets: Sequence[AlikeSet], estimate: StepEstimate) -> float:
+    """What the gradient sums of a step pay: all egress of a plan but that of its boundaries."""
+    boundaries_usd = sum(
+        _boundary_usd_per_sample(cost, each.group, _ALL_EGRESS) * each.num_samples for each in sets
+    )
+    return max(0.0, estimate.egress_usd_per_s * estimate.step_s - boundaries_usd)
+
+
+def row_use(cost: CostModel, row: Row, sets: Sequence[AlikeSet], step_usd: float) -> RowUse:
     """How a plan's use of a row depends on its step time and on the samples of its groups.
 
     Egress of gradient sums counts half for either end, as every ring runs both ways.
 
+    Args:
+        cost: The slot's.
+        row: The limit.
+        sets: The plan's groups.
+        step_usd: ``sums_usd`` of the plan.
+
     Source: docs/model.md, section 5.2.
     """
+    if row.kind == "share":
+        reads = tuple(_reads(cost, each, row.where) for each in sets)
+        return RowUse(0.0, (0.0,) * len(sets), 0.0, reads)
+    per_sample_A = tuple(_boundary_usd_per_sample(cost, each.group, row) for each in sets)
+    nobody = (False,) * len(sets)
+    if row.kind == "egress":
+        return RowUse(0.0, per_sample_A, step_usd, nobody)
+    zones = {cost.device(stage.team).zone for each in sets for stage in each.group.stages}
+    part_usd = step_usd / len(zones) if row.where in zones else 0.0
+    return RowUse(_zone_usd_per_s(cost, row.where, sets), per_sample_A, part_usd, nobody)
+
+
+def _reads(cost: CostModel, each: AlikeSet, pool: str) -> bool:
+    first = each.group.stages[0].team.device_ids
+    return any(cost.problem.cluster.device(device_id).pool == pool for device_id in first)
+
+
+def _zone_usd_per_s(cost: CostModel, zone: str, sets: Sequence[AlikeSet]) -> float:
+    """Price of a zone's devices: those of the plan, and those billed while present."""
     cluster = cost.problem.cluster
-    per_sample_G = tuple(_boundary_usd_per_sample(cost, group, row) for group in groups)
-    all_G = [_boundary_usd_per_sample(cost, group, Row("egress", "", 0.0)) for group in groups]
-    sums_usd = estimate.egress_usd_per_s * estimate.step_s - sum(
-        usd * group.num_samples for usd, group in zip(all_G, groups, strict=True)
+    standing = {offer.pool for offer in cluster.offers if offer.billed == "while_present"}
+    used = sum(
+        each.count * cluster.price_usd_per_s(device_id)
+        for each in sets
+        for device_id in each.group.device_ids
+        if cluster.device(device_id).zone == zone and cluster.device(device_id).pool not in standing
     )
-    used = {device_id for group in groups for device_id in group.device_ids}
-    zones = {cluster.device(device_id).zone for device_id in used}
-    usd_per_s = step_usd = 0.0
-    if row.kind == "zone":
-        usd_per_s = sum(
-            cluster.price_usd_per_s(device.device_id)
-            for device in cluster.devices
-            if device.zone == row.where
-            and (device.device_id in used or cluster.offer(device.pool).billed == "while_present")
-        )
-        step_usd = sums_usd / len(zones) if row.where in zones else 0.0
-    elif row.kind == "egress":
-        step_usd = sums_usd
-    reads = tuple(
-        any(
-            cluster.device(device_id).pool == row.where
-            for device_id in group.stages[0].team.device_ids
-        )
-        for group in groups
+    if not standing:
+        return used
+    return used + sum(
+        cluster.price_usd_per_s(device.device_id)
+        for device in cluster.devices
+        if device.zone == zone and device.pool in standing
     )
-    return RowUse(usd_per_s, per_sample_G, max(0.0, step_usd), reads)
 
 
 def _boundary_usd_per_sample(cost: CostModel, group: Group, row: Row) -> float:
     """Egress of one sample's boundaries that counts in a row."""
-    if row.kind == "share":
-        return 0.0
     sizes = cost.problem.model.sizes[0].boundary_bytes_per_sample
     cluster, total = cost.problem.cluster, 0.0
     for upper, lower in pairwise(group.stages):
@@ -108,23 +132,49 @@ def _boundary_usd_per_sample(cost: CostModel, group: Group, row: Row) -> float:
     return total
 
 
-def broken(cost: CostModel, rows: Iterable[Row], candidate: Candidate) -> Row | None:
-    """The first row that a plan breaks, None when it obeys all; idle has no share to keep."""
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """A row that a plan breaks. ``used``: in the row's unit, $/s or a share."""
+
+    row: Row
+    used: float
+
+    @property
+    def text(self) -> str:
+        """Which limit, and by how much."""
+        if self.row.kind == "share":
+            return f"{self.row.name}: {self.used:.1%} of the batch instead of {self.row.limit:.1%}"
+        if not self.row.limit:
+            return f"{self.row.name}: something is spent where nothing may be"
+        return f"{self.row.name}: {self.used / self.row.limit:.4g} times its limit"
+
+
+def breaches(cost: CostModel, rows: Sequence[Row], candidate: Candidate) -> tuple[Breach, ...]:
+    """The rows that a plan breaks; idle has no share to keep."""
     groups, estimate = candidate.plan.groups, candidate.estimate
+    sets = alike_sets(cost, groups) if rows else ()
+    step_usd = sums_usd(cost, sets, estimate)
+    found = []
     for row in rows:
         if row.kind == "share" and not groups:
             continue
-        use = row_use(cost, row, groups, estimate)
+        use = row_use(cost, row, sets, step_usd)
         if row.kind == "share":
-            counted = (g.num_samples for g, reads in zip(groups, use.reads, strict=True) if reads)
-            if sum(counted) < row.limit * cost.problem.batch_samples * (1 - TOLERANCE):
-                return row
+            counted = sum(s.num_samples for s, reads in zip(sets, use.reads, strict=True) if reads)
+            used = counted / cost.problem.batch_samples
+            if used < row.limit * (1 - TOLERANCE):
+                found.append(Breach(row, used))
             continue
         usd = use.step_usd + sum(
-            per_sample * group.num_samples
-            for per_sample, group in zip(use.usd_per_sample, groups, strict=True)
+            per_sample * each.num_samples
+            for per_sample, each in zip(use.usd_per_sample, sets, strict=True)
         )
-        rate = use.usd_per_s + (usd / estimate.step_s if groups else 0.0)
-        if rate > row.limit * (1 + TOLERANCE):
-            return row
-    return None
+        used = use.usd_per_s + (usd / estimate.step_s if groups else 0.0)
+        if used > row.limit * (1 + TOLERANCE):
+            found.append(Breach(row, used))
+    return tuple(found)
+
+
+def broken(cost: CostModel, rows: Sequence[Row], candidate: Candidate) -> Row | None:
+    """The first row that a plan breaks, None when it obeys all; idle has no share to keep."""
+    return next((breach.row for breach in breaches(cost, rows, candidate)), None)

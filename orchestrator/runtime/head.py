@@ -29,7 +29,7 @@ from orchestrator.runtime.news import Comparing, Cursor, HeadNews
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.setup import set_up
 from orchestrator.strategies.registry import make_strategy
-from orchestrator.telemetry.metrics import Exporter, RunFacts
+from orchestrator.telemetry.exporter import Exporter, RunFacts
 
 logger = logging.getLogger(__name__)
 

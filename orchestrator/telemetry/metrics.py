@@ -1,32 +1,10 @@
-"""Every metric of a run, declared once, and the exporter that shows them to Prometheus."""
+"""Every metric of a run, declared once; the exporter of ``telemetry.exporter`` shows them."""
 
-import errno
-import json
-import logging
-from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
-from statistics import mean
-from typing import TYPE_CHECKING, Literal
-
-from orchestrator import storage
-from orchestrator.core.slot import PHASES, SlotJournal, SlotRecord, StepReport
-from orchestrator.errors import ConfigError
-
-if TYPE_CHECKING:
-    from wsgiref.simple_server import WSGIServer
-
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
-logger = logging.getLogger(__name__)
+from dataclasses import dataclass
+from typing import Literal
 
 PREFIX = "lyray_"
-
-MAX_PORTS_TRIED = 100
-
-Series = Mapping[tuple[str, ...], float]
-"""Values of a gauge by its labels, without ``run``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +89,18 @@ METRICS: Mapping[str, Metric] = {
     "backlog_usd": Metric("gauge", "Virtual queue of the budget."),
     "penalty_weight": Metric("gauge", "V, in squared dollars per sample."),
     "price_of_money_samples_per_usd": Metric("gauge", "Backlog over V."),
+    "marginal_value_samples_per_second": Metric(
+        "gauge",
+        "What one more adds to the rate: $/h of budget, egress or a zone, microbatch, device, "
+        "percent of a least share.",
+        ("of", "where"),
+    ),
+    "break_even_usd_per_hour": Metric(
+        "gauge", "Price below which one more device of the pool pays.", ("pool",)
+    ),
+    "same_cost_usd_per_hour": Metric(
+        "gauge", "Price below which one more device makes samples cheaper.", ("pool",)
+    ),
     "price_age_seconds": Metric("gauge", "Since the pool's price was last read.", ("pool",)),
     "losses_total": Metric("counter", "Devices lost.", ("reason",)),
     "fallbacks_total": Metric("counter", "Second-best ways taken.", ("reason",)),
@@ -124,7 +114,7 @@ REASONS = frozenset(
     {
         "keep", "reassign", "switch", "budget_wait", "budget_cap_reached", "budget_cap_near",
         "price_unknown", "no_feasible_plan", "user_rows_infeasible", "finished", "budget",
-        "stopped", "assignment", "deadline", "not_finite", "worker",
+        "stopped", "assignment", "deadline", "not_finite", "worker", "user_rows_priced",
     }
 )  # fmt: skip
 """Values of the label ``reason``; any other text is shown as ``other``."""
@@ -134,242 +124,3 @@ def reason_label(text: str) -> str:
     """The stable word that a reason begins with, ``other`` when it is not a known one."""
     word = text.split(":", 1)[0].strip()
     return word if word in REASONS else "other"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """What metrics show of a run that neither a SlotRecord nor a SlotJournal holds."""
-
-    strategy: str = ""
-    budget_usd_per_hour: float | None = None
-    budget_usd: float | None = None
-    """The hard cap, else what the average allows over the horizon."""
-
-    zone_of_pool: Mapping[str, str] = field(default_factory=dict)
-    num_samples: int = 0
-    """Samples of the whole run."""
-
-
-class Exporter:
-    """Listens for Prometheus and holds every series of one run.
-
-    ``slot`` and ``journal`` are sinks of the control loop. Series of what is gone vanish with
-    the next slot.
-    """
-
-    def __init__(self, port: int, host: str, run: str, facts: RunFacts | None = None) -> None:
-        """Start to listen, on the next free port when the wanted one is taken.
-
-        Raises:
-            ConfigError: If the address cannot be listened on at all.
-        """
-        import prometheus_client  # noqa: PLC0415 - `lyray validate` must not load it
-
-        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._run = run
-        self._facts = facts or RunFacts()
-        self.registry: CollectorRegistry = prometheus_client.CollectorRegistry()
-        self._counters: dict[str, Counter] = {}
-        self._gauges: dict[str, Gauge] = {}
-        self._histograms: dict[str, Histogram] = {}
-        self._declare()
-        self._shown: dict[str, set[tuple[str, ...]]] = defaultdict(set)
-        self._set("build_info", 1.0, _version())
-        if self._facts.budget_usd_per_hour is not None:
-            self._set("budget_usd_per_hour", self._facts.budget_usd_per_hour)
-        self._server: WSGIServer | None = self._listen(port, host)
-        self.address = (host, int(self._server.server_port))
-        """Host and port it listens on."""
-        if self.address[1] != port:
-            logger.info("metrics: listening on port %s instead of %s", self.address[1], port)
-
-    def write_discovery(self, url: str) -> None:
-        """Write a file for Prometheus' ``file_sd_configs`` that names this exporter."""
-        host, port = self.address
-        found = [{"targets": [f"{host}:{port}"], "labels": {"job": "lyray", "run": self._run}}]
-        storage.write_bytes(url, (json.dumps(found) + "\n").encode())
-
-    def close(self) -> None:
-        """Stop listening. Safe to call twice."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.shutdown()
-            server.server_close()
-
-    def journal(self, journal: SlotJournal) -> None:
-        """Count what a slot adds: steps, samples, dollars, losses."""
-        for step in journal.steps:
-            self._count("steps_total", 1)
-            self._count("samples_total", step.samples)
-            self._observe("step_duration_seconds", step.step_s)
-            if step.skipped:
-                self._count("steps_discarded_total", 1, reason_label("not_finite"))
-        for entry in journal.ledger:
-            zone = self._facts.zone_of_pool.get(entry.pool, "")
-            if entry.usd:
-                self._count("cost_usd_total", entry.usd, entry.pool)
-            if entry.egress_usd:
-                self._count("egress_usd_total", entry.egress_usd, zone)
-                self._count("egress_bytes_total", entry.egress_bytes, zone)
-        for event in journal.events:
-            if event.kind == "lost":
-                self._count("losses_total", 1, reason_label("worker"))
-        self._show_phases(journal.reports)
-
-    def slot(self, record: SlotRecord) -> None:
-        """Show the newest slot."""
-        self._show_money(record)
-        self._show_rates(record)
-        self._show_devices(record)
-        self._show_plan(record)
-        self._count("decisions_total", 1, record.decision, reason_label(record.reason))
-        self._count("control_cpu_seconds_total", record.control_cpu_s)
-        self._observe("planning_duration_seconds", record.solve_s)
-        if record.decision in ("switch", "reassign"):
-            self._count("replans_total", 1, record.decision, reason_label(record.reason))
-            self._observe("replan_duration_seconds", record.migration_s)
-            self._observe("migration_bytes", record.moved_bytes)
-        for fallback in record.fallbacks:
-            self._count("fallbacks_total", 1, reason_label(fallback))
-        left = max(0, self._facts.num_samples - record.samples)
-        samples: Series = {("committed",): record.samples, ("open",): left}
-        self._set_all("lease_samples", samples)
-
-    def _show_phases(self, reports: tuple[StepReport, ...]) -> None:
-        if not reports:
-            return
-        by_group: dict[int, dict[str, list[StepReport]]] = defaultdict(lambda: defaultdict(list))
-        for report in reports:
-            by_group[report.group_index][report.device_id].append(report)
-        phases: dict[tuple[str, ...], float] = {}
-        bubbles: dict[tuple[str, ...], float] = {}
-        for group_index, by_device in by_group.items():
-            busiest = max(by_device.values(), key=lambda mine: mean(r.compute_s for r in mine))
-            for phase in PHASES:
-                seconds = mean(getattr(r, f"{phase}_s") for r in busiest)
-                phases[str(group_index), phase] = seconds
-            every = [r for mine in by_device.values() for r in mine]
-            held_s = sum(r.step_s for r in every)
-            idle_s = held_s - sum(r.compute_s for r in every)
-            bubbles[(str(group_index),)] = idle_s / held_s if held_s else 0.0
-            phases[str(group_index), "bubble"] = idle_s / len(every)
-        self._set_all("step_phase_seconds", phases)
-        self._set_all("bubble_ratio", bubbles)
-
-    def _show_money(self, record: SlotRecord) -> None:
-        self._set("spent_usd", record.spent_usd)
-        if self._facts.budget_usd is not None:
-            self._set("budget_spent_ratio", record.spent_usd / self._facts.budget_usd)
-        self._set("overspend_bound_usd", record.overspend_bound_usd)
-        self._set("backlog_usd", record.backlog_usd)
-        self._set("penalty_weight", record.penalty_weight)
-        self._set("price_of_money_samples_per_usd", record.price_of_money_samples_per_usd)
-        self._set_all("price_age_seconds", {(p,): age_s for p, age_s in record.price_age_s})
-
-    def _show_rates(self, record: SlotRecord) -> None:
-        predicted, measured = record.predicted, record.measured
-        shown = {
-            "predicted_step_seconds": predicted.step_s,
-            "predicted_samples_per_second": predicted.samples_per_s,
-            "predicted_cost_usd_per_hour": predicted.cost_per_hour_usd,
-            "measured_step_seconds": measured.step_s,
-            "samples_per_second": measured.samples_per_s,
-            "cost_usd_per_hour": measured.cost_per_hour_usd,
-            "loss": record.loss,
-            "grad_norm": record.grad_norm,
-            "learning_rate": record.lr if record.loss is not None else None,
-        }
-        for name, value in shown.items():
-            if value is not None:
-                self._set(name, value)
-        if predicted.step_s and measured.step_s:
-            self._set("prediction_error_ratio", measured.step_s / predicted.step_s - 1)
-        if record.num_operations:
-            self._set("emulation_late_ratio", record.num_late / record.num_operations)
-
-    def _show_devices(self, record: SlotRecord) -> None:
-        counts: dict[tuple[str, ...], float] = defaultdict(float)
-        for view in record.devices:
-            if view.state != "lost":
-                counts[view.kind, view.pool, view.state] += 1
-        present = [view for view in record.devices if view.state != "lost"]
-        self._set_all("devices", counts)
-        self._set_all("device_slowdown_ratio", {(v.device_id,): v.slowdown for v in present})
-        self._set_all("device_straggler", {(v.device_id,): float(v.straggler) for v in present})
-        up: Series = {(v.device_id,): float(v.state != "lost") for v in record.devices}
-        self._set_all("worker_up", up)
-        peaks: Series = {(d,): float(size) for d, size in record.measured.peak_memory_bytes}
-        self._set_all("peak_memory_bytes", peaks)
-
-    def _show_plan(self, record: SlotRecord) -> None:
-        plan = record.next_plan
-        self._set("generation", plan.generation)
-        self._set("groups", len(plan.groups))
-        stages: Series = {
-            (str(g),): float(len(group.stages)) for g, group in enumerate(plan.groups)
-        }
-        counts: Series = {(str(g),): float(len(x.microbatches)) for g, x in enumerate(plan.groups)}
-        self._set_all("stages", stages)
-        self._set_all("num_microbatches", counts)
-        self._set_all("plan_info", {(plan.schedule, self._facts.strategy): 1.0})
-
-    # Series --------------------------------------------------------------------------
-
-    def _declare(self) -> None:
-        import prometheus_client as client  # noqa: PLC0415 - as above
-
-        for name, metric in METRICS.items():
-            full, labels = PREFIX + name, ("run", *metric.labels)
-            if metric.kind == "counter":
-                self._counters[name] = client.Counter(
-                    full, metric.text, labels, registry=self.registry
-                )
-            elif metric.kind == "gauge":
-                self._gauges[name] = client.Gauge(full, metric.text, labels, registry=self.registry)
-            else:
-                self._histograms[name] = client.Histogram(
-                    full, metric.text, labels, registry=self.registry, buckets=metric.buckets
-                )
-
-    def _listen(self, port: int, host: str) -> "WSGIServer":
-        from prometheus_client import start_http_server  # noqa: PLC0415 - as above
-
-        for tried in range(port, min(port + MAX_PORTS_TRIED, 65536)):
-            try:
-                server, _ = start_http_server(tried, host, self.registry)
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise ConfigError(
-                        f"metrics.host {host!r}, port {tried}: {error.strerror or error}; write an "
-                        "address of this machine, for example 127.0.0.1, and a port you may use"
-                    ) from None
-            else:
-                return server
-        raise ConfigError(
-            f"metrics.port: ports {port} to {port + MAX_PORTS_TRIED - 1} of {host} are taken; "
-            "write 0 for any free port"
-        )
-
-    def _count(self, name: str, amount: float, *labels: str) -> None:
-        self._counters[name].labels(self._run, *labels).inc(amount)
-
-    def _set(self, name: str, value: float, *labels: str) -> None:
-        self._gauges[name].labels(self._run, *labels).set(value)
-
-    def _observe(self, name: str, value: float) -> None:
-        self._histograms[name].labels(self._run).observe(value)
-
-    def _set_all(self, name: str, values: Series) -> None:
-        """Show exactly these series of a gauge: those of the slot before that are gone vanish."""
-        for labels, value in values.items():
-            self._set(name, value, *labels)
-        for labels in self._shown[name] - set(values):
-            self._gauges[name].remove(self._run, *labels)
-        self._shown[name] = set(values)
-
-
-def _version() -> str:
-    try:
-        return version("lyray")
-    except PackageNotFoundError:
-        return "unknown"

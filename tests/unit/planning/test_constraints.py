@@ -4,7 +4,8 @@ import pytest
 
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate
-from orchestrator.planning.constraints import Row, broken, make_rows, row_use
+from orchestrator.planning.alike import alike_sets
+from orchestrator.planning.constraints import Row, broken, make_rows, row_use, sums_usd
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.queues import LimitOptions
 from tests.unit.builders import (
@@ -42,14 +43,16 @@ def test_limits_become_dollars_of_the_run_clock() -> None:
 
 
 def test_zone_pays_for_its_devices_and_for_what_leaves_it() -> None:
-    use = row_use(COST, Row("zone", "z2", 1.0), CHAIN.groups, priced(CHAIN).estimate)
+    sets = alike_sets(COST, CHAIN.groups)
+    use = row_use(COST, Row("zone", "z2", 1.0), sets, sums_usd(COST, sets, priced(CHAIN).estimate))
     assert use.usd_per_s == 2e-3
     assert use.usd_per_sample == (pytest.approx(1000.0 * 1e-9),)  # gradients back to z1
 
 
 def test_egress_row_pays_both_ways_and_adds_up_to_the_estimate() -> None:
     estimate = priced(CHAIN).estimate
-    use = row_use(COST, Row("egress", "", 1.0), CHAIN.groups, estimate)
+    sets = alike_sets(COST, CHAIN.groups)
+    use = row_use(COST, Row("egress", "", 1.0), sets, sums_usd(COST, sets, estimate))
     assert use.usd_per_s == 0.0
     total = 8 * use.usd_per_sample[0] + use.step_usd
     assert total / estimate.step_s == pytest.approx(estimate.egress_usd_per_s)
@@ -60,7 +63,9 @@ def test_device_billed_while_present_spends_in_its_zone_unused() -> None:
     cost = CostModel(make_problem(replace(CLUSTER, offers=offers)))
     alone = make_plan(make_group([FIRST], (0, 4), (1,) * 8))
     estimate = cost.evaluate(alone.groups, "1f1b")
-    assert row_use(cost, Row("zone", "z2", 1.0), alone.groups, estimate).usd_per_s == 2e-3
+    sets = alike_sets(cost, alone.groups)
+    use = row_use(cost, Row("zone", "z2", 1.0), sets, sums_usd(cost, sets, estimate))
+    assert use.usd_per_s == 2e-3
 
 
 def test_plan_at_its_limit_obeys_and_above_it_does_not() -> None:

@@ -21,7 +21,8 @@ from orchestrator.core.slot import (
     StepReport,
 )
 from orchestrator.errors import ConfigError
-from orchestrator.telemetry.metrics import METRICS, Exporter, MetricsOptions, RunFacts
+from orchestrator.telemetry.exporter import Exporter, RunFacts
+from orchestrator.telemetry.metrics import METRICS, MetricsOptions
 from tests.unit.builders import make_device, make_group, make_plan
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_usd", "_per_second", "_per_hour", "_per_usd")
@@ -32,7 +33,7 @@ COUNTS_AND_STATES = {
 }  # fmt: skip
 BOUNDED_LABELS = {
     "group", "phase", "device", "kind", "pool", "state", "zone", "reason", "decision", "schedule",
-    "strategy", "status", "version",
+    "strategy", "status", "version", "of", "where",
 }  # fmt: skip
 FACTS = RunFacts(
     strategy="joint", budget_usd_per_hour=4.0, budget_usd=8.0, zone_of_pool={"gpu": "z1"},
@@ -63,7 +64,13 @@ def make_record(num_devices: int = 3) -> SlotRecord:
         backlog_usd=0.1,
         penalty_weight=1e-5,
         price_of_money_samples_per_usd=1e4,
-        marginal_values=(),
+        marginal_values=(
+            ("budget_samples_per_s", 0.5),
+            ("device_samples_per_s.gpu", 4.0),
+            ("device_break_even_per_hour_usd.gpu", 8.0),
+            ("device_same_cost_per_hour_usd.gpu", 6.0),
+            ("share_samples_per_s.gpu", -0.1),
+        ),
         spent_usd=2.0,
         budget_usd=2.5,
         overspend_bound_usd=0.5,
@@ -157,6 +164,18 @@ def test_money_is_counted_by_pool_and_zone(exporter: Exporter) -> None:
     assert value(exporter, "egress_usd_total", zone="z1") == pytest.approx(0.02)
 
 
+def test_worth_of_one_more_is_shown_by_what_it_is_and_where(exporter: Exporter) -> None:
+    exporter.slot(make_record())
+    worth = "marginal_value_samples_per_second"
+    assert value(exporter, worth, of="budget", where="") == 0.5
+    assert value(exporter, worth, of="device", where="gpu") == 4.0
+    assert value(exporter, worth, of="share", where="gpu") == -0.1
+    assert value(exporter, "break_even_usd_per_hour", pool="gpu") == 8.0
+    assert value(exporter, "same_cost_usd_per_hour", pool="gpu") == 6.0
+    exporter.slot(replace(make_record(), marginal_values=()))
+    assert value(exporter, worth, of="device", where="gpu") is None
+
+
 def test_predicted_and_measured_stand_side_by_side(exporter: Exporter) -> None:
     exporter.slot(make_record())
     assert value(exporter, "predicted_step_seconds") == 0.5
@@ -221,7 +240,7 @@ def test_impossible_options_are_refused_by_name(name: str, bad: int | str) -> No
 
 
 def test_importing_the_options_does_not_load_the_client() -> None:
-    code = "import sys, orchestrator.telemetry.metrics; print('prometheus_client' in sys.modules)"
+    code = "import sys, orchestrator.telemetry.exporter; print('prometheus_client' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
 

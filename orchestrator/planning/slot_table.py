@@ -1,0 +1,122 @@
+"""The figures by which a slot's assignment judges a candidate: one column a set of alike groups.
+
+Shape letters: A sets of alike groups.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.core.slot import Candidate
+from orchestrator.planning.alike import AlikeSet, alike_sets
+from orchestrator.planning.constraints import Row, RowUse, row_use, sums_usd
+from orchestrator.planning.cost import CostModel
+
+LEVEL_TOLERANCE = 1e-12
+"""Relative; how closely the common end is bracketed that no shares can beat."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTable:
+    """One candidate, per set of alike groups where a tuple.
+
+    A step lasts ``max over sets of fixed + tau n``, n microbatches in the fullest group of the
+    set; x microbatches of a set of c groups need n >= x / c.
+    """
+
+    sets: tuple[AlikeSet, ...]
+    tau: tuple[float, ...]  # s
+    fixed: tuple[float, ...]  # what a step lasts beyond n tau, gradient sums included, s
+    size: tuple[int, ...]  # samples of a full microbatch
+    cap: tuple[int, ...]  # most microbatches of a group
+    usd: tuple[float, ...]  # egress of one microbatch
+    step_usd: float  # egress of the gradient sums
+    usd_per_s: float  # of the devices
+    uses: tuple[RowUse, ...]
+    worth: float  # V' X, $^2
+    backlog_usd: float
+    batch: int
+
+    @property
+    def count(self) -> tuple[int, ...]:
+        """Groups of each set."""
+        return tuple([s.count for s in self.sets])
+
+    def score(self, totals: Sequence[int]) -> float:
+        """J when the sets hold these numbers of microbatches."""
+        egress_usd = self.step_usd + sum(e * x for e, x in zip(self.usd, totals, strict=True))
+        worth = self.worth - self.backlog_usd * egress_usd
+        return worth / self.step_s(totals) - self.backlog_usd * self.usd_per_s
+
+    def step_s(self, totals: Sequence[int]) -> float:
+        """Step time when the sets hold these numbers of microbatches."""
+        return max(
+            f + t * -(-x // s.count)
+            for f, t, x, s in zip(self.fixed, self.tau, totals, self.sets, strict=True)
+        )
+
+    def bound(self) -> float:
+        """J that no shares of this candidate exceed, whatever the user's limits.
+
+        The shortest step by water-filling, with every sample where its egress is least.
+        """
+        usd_per_sample = min(e / m for e, m in zip(self.usd, self.size, strict=True))
+        worth = self.worth - self.backlog_usd * (self.step_usd + usd_per_sample * self.batch)
+        step_s = self._least_step_s() if worth > 0 else np.inf
+        return worth / step_s - self.backlog_usd * self.usd_per_s
+
+    def _least_step_s(self) -> float:
+        tau, fixed, cap = np.array(self.tau), np.array(self.fixed), np.array(self.cap)
+        full = np.array(self.count) * np.array(self.size)
+
+        def samples_by(step_s: float) -> float:
+            whole = np.floor((step_s - fixed) / tau + 1e-9)
+            return float(full @ np.clip(whole, 1, cap))
+
+        low_s, high_s = float((fixed + tau).max()), float((fixed + cap * tau).max())
+        if samples_by(low_s) >= self.batch:
+            return low_s
+        while high_s - low_s > LEVEL_TOLERANCE * high_s:
+            middle_s = (low_s + high_s) / 2
+            if not low_s < middle_s < high_s:
+                break
+            if samples_by(middle_s) >= self.batch:
+                high_s = middle_s
+            else:
+                low_s = middle_s
+        return low_s
+
+
+def slot_table(cost: CostModel, candidate: Candidate, rows: Sequence[Row]) -> SlotTable:
+    """Closed form of every set, shifted so that it meets the candidate's own estimate."""
+    estimate, problem, schedule = candidate.estimate, cost.problem, candidate.plan.schedule
+    groups = candidate.plan.groups
+    sets = alike_sets(cost, groups)
+    after_s = estimate.step_s - max(estimate.group_s)
+    tau, fixed, cap, usd = [], [], [], []
+    for each in sets:
+        stages, size = each.group.stages, each.group.microbatches[0]
+        curve = cost.curve(stages, size, schedule, replicated=len(groups) > 1)
+        last = max(each.members, key=lambda g: estimate.group_s[g])
+        done = groups[last].num_samples / size
+        tau.append(curve.period_s)
+        fixed.append(estimate.group_s[last] - done * curve.period_s + after_s)
+        held = max(len(groups[g].microbatches) for g in each.members)
+        cap.append(max(curve.max_microbatches, held))
+        usd.append(cost.egress_usd(stages, size))
+    step_usd = sums_usd(cost, sets, estimate)
+    return SlotTable(
+        sets=sets,
+        tau=tuple(tau),
+        fixed=tuple(fixed),
+        size=tuple(each.group.microbatches[0] for each in sets),
+        cap=tuple(cap),
+        usd=tuple(usd),
+        step_usd=step_usd,
+        usd_per_s=estimate.cost_usd_per_s - estimate.egress_usd_per_s,
+        uses=tuple(row_use(cost, row, sets, step_usd) for row in rows),
+        worth=problem.penalty_weight * problem.batch_samples,
+        backlog_usd=problem.backlog_usd,
+        batch=problem.batch_samples,
+    )

@@ -1,0 +1,206 @@
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.core.cluster import ClusterState, Device
+from orchestrator.core.plan import Plan
+from orchestrator.core.slot import Candidate, PlanningProblem
+from orchestrator.planning.constraints import make_rows
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.margins import MarginalValues, marginal_values
+from orchestrator.planning.queues import LimitOptions
+from orchestrator.planning.waterfill import water_fill
+from tests.unit.builders import (
+    GIB,
+    make_cluster,
+    make_device,
+    make_group,
+    make_plan,
+    make_problem,
+    make_profile,
+)
+
+SECONDS = {"fast": 0.01, "slow": 0.04}  # forward of a layer; a sample takes 12 times as long
+
+
+def as_candidate(problem: PlanningProblem, plan: Plan) -> Candidate:
+    cost = CostModel(problem)
+    estimate = cost.evaluate(plan.groups, plan.schedule)
+    return Candidate(plan, estimate, cost.score(estimate))
+
+
+def pools(counts: dict[str, int], zones: dict[str, str] | None = None) -> list[Device]:
+    zones = zones or {}
+    return [
+        make_device(f"{pool}-{i}", kind=pool, zone=zones.get(pool, "z1"))
+        for pool, count in counts.items()
+        for i in range(count)
+    ]
+
+
+def dealt(problem: PlanningProblem, devices: Sequence[Device]) -> Candidate:
+    """Whole model on each device, shares by water-filling, times by the cost model."""
+    period_s = [12 * SECONDS[d.kind] * d.slowdown for d in devices]
+    counts = water_fill(period_s, period_s, problem.batch_samples)
+    groups = [make_group([d], (0, 4), (1,) * int(n)) for d, n in zip(devices, counts, strict=True)]
+    return as_candidate(problem, make_plan(*groups))
+
+
+def a_problem(cluster: ClusterState, **rest: object) -> PlanningProblem:
+    profile = make_profile({k: [s] * 4 for k, s in SECONDS.items()}, param_bytes=1e8)
+    problem = make_problem(cluster, profile, batch_samples=2000)
+    return replace(problem, **rest)  # type: ignore[arg-type]  # fields of the problem
+
+
+def values_of(problem: PlanningProblem, candidate: Candidate, rows=()) -> MarginalValues:
+    found = marginal_values(CostModel(problem), candidate, rows)
+    assert found is not None
+    return found
+
+
+def worth(found: MarginalValues, pool: str) -> float:
+    return {d.pool: d.samples_per_s for d in found.devices}[pool]
+
+
+def test_one_more_like_device_is_worth_its_own_rate() -> None:
+    devices = pools({"fast": 4})
+    problem = a_problem(make_cluster(devices))
+    found = values_of(problem, dealt(problem, devices))
+    sync_share = 1e-2  # four sums of 400 MB each at 1 TB/s beside a step of 60 s: much less
+    assert worth(found, "fast") == pytest.approx(1 / 0.12, rel=sync_share)
+
+
+@pytest.mark.parametrize("pool", ["fast", "slow"])
+@pytest.mark.parametrize("bandwidth", [1e12, 2e8])
+def test_worth_of_a_device_is_what_really_adding_it_brings(pool: str, bandwidth: float) -> None:
+    devices = pools({"fast": 3, "slow": 5})
+    problem = a_problem(make_cluster(devices, bandwidth_bytes_per_s=bandwidth))
+    before = dealt(problem, devices)
+    more = [*devices, make_device(f"{pool}-new", kind=pool, pool=pool)]
+    bigger = replace(problem, cluster=make_cluster(more, bandwidth_bytes_per_s=bandwidth))
+    gain = dealt(bigger, more).estimate.samples_per_s - before.estimate.samples_per_s
+    assert worth(values_of(problem, before), pool) == pytest.approx(gain, rel=0.03)
+
+
+def test_worth_counts_egress_at_the_price_of_money_and_the_price_of_the_device_not() -> None:
+    devices = pools({"fast": 2}, {"slow": "z2"})
+    far = pools({"slow": 2}, {"slow": "z2"})
+    cluster = make_cluster([*devices, *far], egress_usd_per_byte=1e-11)
+    problem = a_problem(cluster, penalty_weight=2.0, backlog_usd=2e3)
+    before, after = dealt(problem, devices), dealt(problem, [*devices, far[0]])
+    device_usd_per_s = cluster.price_usd_per_s("slow-0")
+    gain = (after.score - before.score) / 2.0 + 1e3 * device_usd_per_s
+    found = values_of(problem, before)
+    assert worth(found, "slow") == pytest.approx(gain, rel=0.03)
+    assert gain < 0.97 / 0.48  # some of its rate pays the egress
+    slow = next(d for d in found.devices if d.pool == "slow")
+    assert slow.break_even_usd_per_s == pytest.approx(slow.samples_per_s / 1e3)
+
+
+def test_device_that_only_slows_the_others_down_is_worth_nothing() -> None:
+    devices = pools({"fast": 2, "slow": 1})
+    cluster = make_cluster(devices, bandwidth_bytes_per_s=1e4)
+    profile = make_profile({k: [s] * 4 for k, s in SECONDS.items()}, param_bytes=1e6)
+    problem = make_problem(cluster, profile, batch_samples=8)
+    single = as_candidate(problem, make_plan(make_group(devices[:1], (0, 4), (1,) * 8)))
+    assert worth(values_of(problem, single), "slow") == 0.0
+
+
+def test_money_that_is_not_short_gives_no_break_even_but_the_price_of_todays_samples() -> None:
+    devices = pools({"fast": 4})
+    problem = a_problem(make_cluster(devices, price_usd_per_s=1e-3))
+    (fast,) = values_of(problem, dealt(problem, devices)).devices
+    assert fast.break_even_usd_per_s is None
+    # Four devices make four times the rate: one more is as dear a sample at the same price.
+    assert fast.same_cost_usd_per_s == pytest.approx(1e-3, rel=0.02)
+
+
+def test_model_too_large_for_one_device_makes_a_copy_of_the_group_shared_by_price() -> None:
+    # 4 layers of 1 GB parameters with their Adam states: 16 GB, on devices of 12 GiB.
+    devices = [
+        make_device(f"{pool}-0", kind="gpu", memory_bytes=12 * GIB) for pool in ("dear", "cheap")
+    ]
+    cluster = make_cluster(devices, price_usd_per_s={"dear": 3e-3, "cheap": 1e-3})
+    profile = make_profile(param_bytes=1e9)
+    problem = make_problem(cluster, profile, batch_samples=2000)
+    chain = make_plan(make_group(devices, (0, 2, 4), (1,) * 2000))
+    before = as_candidate(problem, chain)
+    twins = [
+        make_device(f"{d.pool}-new", kind="gpu", pool=d.pool, memory_bytes=12 * GIB)
+        for d in devices
+    ]
+    prices = {"dear": 3e-3, "cheap": 1e-3}
+    bigger = replace(problem, cluster=make_cluster([*devices, *twins], price_usd_per_s=prices))
+    both = make_plan(
+        make_group(devices, (0, 2, 4), (1,) * 1000), make_group(twins, (0, 2, 4), (1,) * 1000)
+    )
+    after = as_candidate(bigger, both)
+    gain = after.estimate.samples_per_s - before.estimate.samples_per_s
+    found = values_of(problem, before)
+    assert worth(found, "dear") + worth(found, "cheap") == pytest.approx(gain, rel=0.01)
+    assert worth(found, "dear") == pytest.approx(3 * worth(found, "cheap"))
+
+
+def test_worth_of_a_microbatch_is_what_a_larger_batch_brings() -> None:
+    devices = pools({"fast": 2})
+    cluster = make_cluster(devices, bandwidth_bytes_per_s=1e8)  # a sum of 4 s a step
+    rates = []
+    for batch in (2000, 2002):
+        problem = a_problem(cluster, batch_samples=batch, microbatch_samples=2)
+        rates.append(dealt(problem, devices).estimate.samples_per_s)
+    problem = a_problem(cluster, microbatch_samples=2)
+    found = values_of(problem, dealt(problem, devices))
+    assert found.microbatch_samples_per_s == pytest.approx(rates[1] - rates[0], rel=0.01)
+
+
+def test_worth_of_a_dollar_of_a_limit_is_what_a_little_more_of_it_brings() -> None:
+    devices = [make_device("a-0", zone="z1", kind="gpu"), make_device("b-0", zone="z2", kind="gpu")]
+    fast = make_device("c-0", zone="z1", kind="gpu")
+    cluster = make_cluster([*devices, fast], egress_usd_per_byte=1e-9)
+    profile = make_profile(boundary_bytes=1e5)
+    problem = make_problem(cluster, profile, batch_samples=2000)
+
+    plan = make_plan(
+        make_group(devices, (0, 2, 4), (1,) * 1000), make_group([fast], (0, 4), (1,) * 1000)
+    )
+    rows = make_rows([LimitOptions(egress=True, max_per_hour_usd=2e-3 * 3600)])
+    ((row, price),) = values_of(problem, as_candidate(problem, plan), rows).limits
+    assert row.name == "egress"
+    # A sample in the chain pays 2e5 bytes x 1e-9 $: a dollar more is 5,000 samples more there.
+    assert price == pytest.approx(5000.0, rel=0.05)
+
+
+def test_share_that_binds_costs_what_a_little_more_of_it_costs() -> None:
+    devices = pools({"fast": 1, "slow": 1})
+    problem = a_problem(make_cluster(devices))
+    rates, prices = [], []
+    for share in (0.5, 0.505):
+        rows = make_rows([LimitOptions(pool="slow", min_share=share)])
+        counts = (round(2000 * (1 - share)), round(2000 * share))
+        plan = make_plan(
+            *(make_group([d], (0, 4), (1,) * n) for d, n in zip(devices, counts, strict=True))
+        )
+        candidate = as_candidate(problem, plan)
+        rates.append(candidate.estimate.samples_per_s)
+        ((row, price),) = values_of(problem, candidate, rows).limits
+        assert row.name == "share slow"
+        prices.append(price)
+    slope = (rates[1] - rates[0]) / 0.005
+    assert prices[0] < slope < prices[1] < 0  # convex: the price at either end brackets it
+
+
+def test_limit_that_does_not_bind_has_no_price() -> None:
+    devices = pools({"fast": 2})
+    problem = a_problem(make_cluster(devices))
+    rows = make_rows([LimitOptions(zone="z1", max_per_hour_usd=100.0)])
+    assert values_of(problem, dealt(problem, devices), rows).limits == ()
+
+
+def test_worth_does_not_depend_on_the_order_of_groups() -> None:
+    devices = pools({"fast": 2, "slow": 3})
+    problem = a_problem(make_cluster(devices))
+    one = values_of(problem, dealt(problem, devices))
+    other = values_of(problem, dealt(problem, devices[::-1]))
+    for pool in ("fast", "slow"):
+        assert worth(one, pool) == pytest.approx(worth(other, pool), rel=1e-6)

@@ -167,12 +167,12 @@ class GroupModel:
         seconds = [
             self.stage_seconds(s.team, s.first_layer, s.end_layer, microbatch) for s in stages
         ]
-        borders_s, occupied_s, egress_usd = [], 0.0, 0.0
+        borders_s, occupied_s, egress_usd = [], [], 0.0
         for upper, lower in pairwise(stages):
             size = self.tables.boundary_bytes(upper.end_layer - 1, microbatch)
             down, up = self.link(upper.team, lower.team), self.link(lower.team, upper.team)
             borders_s.append((down.transfer_s(size), up.transfer_s(size)))
-            occupied_s = max(occupied_s, down.occupied_s(size), up.occupied_s(size))
+            occupied_s.append((down.occupied_s(size), up.occupied_s(size)))
             egress_usd += (down.egress_usd_per_byte + up.egress_usd_per_byte) * size
         return _ChainFigures(
             chain=make_chain(seconds, borders_s, occupied_s),
@@ -276,7 +276,9 @@ class GroupModel:
             compute_S = [
                 total + n * work for total, work in zip(compute_S, chains[m].work_s, strict=True)
             ]
+        busiest_s = max(compute_S)
         group_s, links_s = pipeline_s(chains, microbatches, inflight_S, schedule)
+        group_s = max(group_s, busiest_s)  # sums differ in their last digits
         peaks = tuple(
             self.memory.peaks_bytes(group, schedule, replicated=many) for many in (False, True)
         )
@@ -288,7 +290,7 @@ class GroupModel:
         return GroupFigures(
             group_s=group_s,
             stage_ends_s=tuple(ends),
-            exposed_s=min(links_s, group_s - max(compute_S)),
+            exposed_s=min(links_s, group_s - busiest_s),
             update_s=max(self._update_s(s) for s in stages),
             compute_s=tuple(
                 seconds

@@ -1,7 +1,9 @@
 """Closed forms of a group's pipeline time, from the times of its stages and borders."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 
@@ -13,49 +15,104 @@ class Chain(NamedTuple):
     work_s: tuple[float, ...]
     down_s: tuple[float, ...]  # boundary to the next stage
     up_s: tuple[float, ...]  # its gradient back
-    round_trip_s: tuple[float, ...]  # RTT_s; the first is fill and drain
     occupied_s: float  # longest time a message keeps a link busy
+    round_trip_s: tuple[float, ...]  # RTT_s; the first is fill and drain
+    below_s: tuple[float, ...]  # part of it that others take: RTT_s - w_s
+    fill_s: tuple[float, ...]  # until the first microbatch reaches the stage
+    drain_s: tuple[float, ...]  # from the stage's last backward to that of the first stage
+    down_gap_s: tuple[float, ...]  # between microbatches that only go down, as far as the stage
+    up_gap_s: tuple[float, ...]  # between those that only go up from the stage
 
 
 def make_chain(
     seconds: Sequence[tuple[float, float]],
     borders_s: Sequence[tuple[float, float]],
-    occupied_s: float,
+    occupied_s: Sequence[tuple[float, float]],
 ) -> Chain:
-    """The chain of stages with these forward and backward times, joined down and up."""
-    work_s = [f + b for f, b in seconds]
-    round_trip_s, total = [0.0] * len(work_s), 0.0
+    """The chain of stages with these forward and backward times, joined down and up.
+
+    Args:
+        seconds: Forward and backward time of each stage.
+        borders_s: What a message takes over each border, down and up.
+        occupied_s: For how much of that it keeps the link busy.
+    """
+    forward_s, backward_s = tuple(f for f, _ in seconds), tuple(b for _, b in seconds)
+    down_s, up_s = tuple(down for down, _ in borders_s), tuple(up for _, up in borders_s)
+    work_s = tuple(f + b for f, b in seconds)
+    round_trip_s, total_s = [0.0] * len(work_s), 0.0
     for s in range(len(work_s) - 1, -1, -1):
-        total += work_s[s] + (sum(borders_s[s]) if s < len(borders_s) else 0.0)
-        round_trip_s[s] = total
+        total_s += work_s[s] + (down_s[s] + up_s[s] if s < len(down_s) else 0.0)
+        round_trip_s[s] = total_s
     return Chain(
-        forward_s=tuple(f for f, _ in seconds),
-        backward_s=tuple(b for _, b in seconds),
-        work_s=tuple(work_s),
-        down_s=tuple(down for down, _ in borders_s),
-        up_s=tuple(up for _, up in borders_s),
+        forward_s=forward_s,
+        backward_s=backward_s,
+        work_s=work_s,
+        down_s=down_s,
+        up_s=up_s,
+        occupied_s=max(map(max, occupied_s), default=0.0),
         round_trip_s=tuple(round_trip_s),
-        occupied_s=occupied_s,
+        below_s=tuple(trip - work for trip, work in zip(round_trip_s, work_s, strict=True)),
+        fill_s=_summed(forward_s, down_s),
+        drain_s=_summed(backward_s, up_s),
+        down_gap_s=_longest(forward_s, (down for down, _ in occupied_s)),
+        up_gap_s=_longest(backward_s, (up for _, up in occupied_s)),
     )
 
 
-def period_s(
-    chain: Chain, inflight_S: Sequence[int], schedule: str, num_microbatches: int | None = None
-) -> float:
-    """tau: busiest stage, busiest link, longest round trip over what may be in flight.
+def _summed(stage_s: Sequence[float], border_s: Sequence[float]) -> tuple[float, ...]:
+    """Per stage, the time of all stages and borders before it."""
+    return tuple(accumulate(map(sum, zip(stage_s, border_s, strict=False)), initial=0.0))
 
-    A stage that may hold all ``num_microbatches`` never waits for a round trip; None: many.
+
+def _longest(stage_s: Sequence[float], busy_s: Iterable[float]) -> tuple[float, ...]:
+    """Per stage, the longest of its own time and those of stages and links before it."""
+    return tuple(accumulate(map(max, stage_s, (0.0, *busy_s)), max))
+
+
+def period_s(chain: Chain, inflight_S: Sequence[int], schedule: str) -> float:
+    """tau: what each further microbatch adds in the long run; exact for constant times.
+
+    1F1B: the busiest link, or the circuit of most seconds a microbatch. Stage s runs a forward
+    and the stages below pass it on as far as stage u; there a backward is due, whose gradient
+    goes back up to s, which may then take its next forward: one round, K_s - K_u + 1
+    microbatches. With u = s that is the stage's own work, with u the last stage the round trip
+    over what may be in flight.
+
+    Returns:
+        Seconds; infinite when a stage may hold more than the one before it, since the two
+        would wait for each other for ever.
 
     Source: docs/model.md, sections 3.2 and 3.3.
     """
     if schedule == "gpipe":
-        return max(*chain.forward_s, chain.occupied_s) + max(*chain.backward_s, chain.occupied_s)
-    stalls = [
-        trip / inflight
-        for trip, inflight in zip(chain.round_trip_s, inflight_S, strict=True)
-        if num_microbatches is None or inflight < num_microbatches
-    ]
-    return max(*chain.work_s, chain.occupied_s, *stalls)
+        return chain.down_gap_s[-1] + chain.up_gap_s[-1]
+    slowest_s = max(circuit[0] for circuit in _circuits(chain, inflight_S, inf))
+    return max(chain.occupied_s, slowest_s)
+
+
+_Circuit = tuple[float, int, int]
+"""Seconds a microbatch, the stage where it turns down again, and microbatches a round."""
+
+
+def _circuits(chain: Chain, inflight_S: Sequence[int], count: float) -> list[_Circuit]:
+    """Per stage the slowest circuit that ends there, of those that ``count`` microbatches go."""
+    found: list[_Circuit] = []
+    trips: list[tuple[float, int]] = []  # of the stages before it that hold fewer than all
+    skipped = 0
+    for u, held in enumerate(inflight_S):
+        period_s, turn, moved = chain.work_s[u], u, 1
+        if trips:
+            below_s, before = chain.below_s[u], held - 1
+            for s, (trip_s, inflight) in enumerate(trips, skipped):
+                if trip_s - below_s > period_s * (inflight - before):
+                    turn, moved = s, max(1, inflight - before)
+                    period_s = (trip_s - below_s) / moved if inflight > before else inf
+        found.append((period_s, turn, moved))
+        if held < count:
+            trips.append((chain.round_trip_s[u], held))
+        else:
+            skipped += 1
+    return found
 
 
 def pipeline_s(
@@ -66,10 +123,9 @@ def pipeline_s(
 ) -> tuple[float, float]:
     """Seconds of a group's pipeline for these microbatches, and what links add to them.
 
-    With round trips that bind, fill and drain plus a period for each further microbatch.
-    Otherwise that counts too much for uneven stages, whose waiting hides behind the busiest
-    one: the longest of ``_busy_s`` over the stages is then exact or a little below. Links add
-    to fill and drain, and to every period that they bound; part of it may hide.
+    Never above the exact time for full microbatches and at most one shorter one, last, as plans
+    have them. Microbatches of other sizes count with their own work at the busiest stage. Links
+    add to fill and drain, and to every period that they bound; part of it may hide.
 
     Args:
         chains: Per number of samples.
@@ -79,26 +135,21 @@ def pipeline_s(
 
     Source: docs/model.md, section 3.2.
     """
-    first, count = chains[microbatches[0]], len(microbatches)
-    fill_drain_s, further = first.round_trip_s[0], count_sizes(microbatches[1:])
-    steady_s = unstalled_s = computing_s = message_s = 0.0
-    for m, n in further.items():
-        chain = chains[m]
-        steady_s += n * period_s(chain, inflight_S, schedule, count)
-        work_s = max(chain.work_s)
-        if schedule == "gpipe":
-            work_s = max(chain.forward_s) + max(chain.backward_s)
-        computing_s += n * work_s
-        unstalled_s += n * max(work_s, chain.occupied_s)
-        message_s += n * chain.occupied_s
-    links_s = fill_drain_s - sum(first.work_s) + steady_s - computing_s
+    first, last, count = chains[microbatches[0]], chains[microbatches[-1]], len(microbatches)
     if schedule == "gpipe":
-        return fill_drain_s + steady_s, links_s
-    busy_s = _busy_s(chains, microbatches, inflight_S)
-    if steady_s > unstalled_s:
-        stalled_s = fill_drain_s + steady_s - _short_drain_s(chains, microbatches)
-        return max(busy_s, stalled_s), links_s
-    return max(busy_s, chains[microbatches[-1]].round_trip_s[0] + message_s), links_s
+        found_s, tau_s = _gpipe_s(first, last, count), period_s(first, inflight_S, schedule)
+        work_s = max(first.forward_s) + max(first.backward_s)
+    else:
+        circuits = _circuits(first, inflight_S, count)
+        tau_s, work_s = max(first.occupied_s, max(circuits)[0]), max(first.work_s)
+        found_s = _one_f_one_b_s(first, last, count, inflight_S, circuits)
+        if first is not last:  # at the first stage it may queue behind the full one before it
+            full_s = _one_f_one_b_s(first, first, count - 1, inflight_S, circuits)
+            found_s = max(found_s, full_s + last.backward_s[0])
+    links_s = first.round_trip_s[0] - sum(first.work_s) + (count - 1) * (tau_s - work_s)
+    if count > 2 and microbatches.count(microbatches[0]) < count - 1:
+        found_s = _mixed_s(chains, microbatches, found_s)
+    return found_s, links_s
 
 
 def count_sizes(microbatches: Sequence[int]) -> dict[int, int]:
@@ -111,49 +162,95 @@ def count_sizes(microbatches: Sequence[int]) -> dict[int, int]:
     return dict(Counter(microbatches))
 
 
-def _busy_s(
-    chains: Mapping[int, Chain], microbatches: Sequence[int], inflight_S: Sequence[int]
-) -> float:
-    """A lower bound: the longest of fill, work, forced waiting and drain, over the stages.
+def _gpipe_s(first: Chain, last: Chain, count: int) -> float:
+    """All forwards, then all backwards, in seconds; exact without a shorter last microbatch.
 
-    Stage s cannot start before the first microbatch reaches it, cannot run its first backward
-    before that one has been below and back, nor its last backward before the last one has;
-    between, only K_s - 1 other forwards, or backwards, can fill the time.
+    That one follows the one before it as far as some stage; from there on it is alone.
     """
-    sizes, count = count_sizes(microbatches), len(microbatches)
-    first, last = chains[microbatches[0]], chains[microbatches[-1]]
-    before = chains[microbatches[-2]] if count > 1 else last
-    fill_s = drain_s = before_drain_s = found_s = 0.0
-    for s, inflight in enumerate(inflight_S):
-        ahead = min(inflight, count) - 1
-        if len(sizes) == 1:
-            head_s, tail_s = ahead * first.forward_s[s], ahead * last.backward_s[s]
-            work_s = count * first.work_s[s]
-        else:
-            head_s = sum(chains[m].forward_s[s] for m in microbatches[1 : 1 + ahead])
-            tail_s = sum(chains[m].backward_s[s] for m in microbatches[count - 1 - ahead : -1])
-            work_s = sum(n * chains[m].work_s[s] for m, n in sizes.items())
-        start_s = max(0.0, first.round_trip_s[s] - first.work_s[s] - head_s)
-        end_s = max(0.0, last.round_trip_s[s] - last.work_s[s] - tail_s)
-        waiting_s = start_s + end_s if count > inflight else max(start_s, end_s)
-        up_s = drain_s
-        if before is not last and s:  # a short last microbatch follows the one before it
-            up_s = max(up_s, before_drain_s - last.backward_s[s] + last.backward_s[0])
-        found_s = max(found_s, fill_s + work_s + waiting_s + up_s)
-        if s < len(first.down_s):
-            fill_s += first.forward_s[s] + first.down_s[s]
-            drain_s += last.backward_s[s] + last.up_s[s]
-            before_drain_s += before.backward_s[s] + before.up_s[s]
+    if first is last:
+        return first.round_trip_s[0] + (count - 1) * period_s(first, (), "gpipe")
+    stages, before = range(len(first.work_s)), count - 2
+    down_s = max(
+        first.fill_s[s] + first.forward_s[s] + before * first.down_gap_s[s] - last.fill_s[s]
+        for s in stages
+    )
+    full_s = first.drain_s[-1] + first.backward_s[-1]
+    up_s = max(
+        full_s - first.drain_s[s] + before * first.backward_s[s] + last.backward_s[s] + rest_s
+        for s, rest_s in enumerate(last.drain_s)
+    )
+    return (
+        down_s
+        + last.fill_s[-1]
+        + last.forward_s[-1]
+        + max(up_s, full_s + before * first.up_gap_s[-1] + last.backward_s[0])
+    )
+
+
+def _one_f_one_b_s(
+    first: Chain,
+    last: Chain,
+    count: int,
+    inflight_S: Sequence[int],
+    circuits_S: Sequence[_Circuit],
+) -> float:
+    """The longest of some paths through 1F1B, in seconds, for each stage one or two.
+
+    The first microbatch reaches the stage; its backward waits until it has been below and
+    back, or for the K_s - 1 forwards ahead of it; then backwards and forwards alternate; after
+    the last forward, that one must go below and back, or K_s - 1 backwards are left; it drains.
+    """
+    occupied_s = first.occupied_s
+    found_s = max(
+        first.round_trip_s[0] + (count - 1 if first is last else count - 2) * occupied_s,
+        last.round_trip_s[0] + (count - 1) * occupied_s,
+    )
+    short = first is not last
+    for u, inflight in enumerate(inflight_S):
+        below_s, last_below_s, ahead = first.below_s[u], last.below_s[u], inflight - 1
+        down_s, up_s = first.down_gap_s[u], first.up_gap_s[u]
+        if count > inflight:
+            rounds = count - inflight
+            path_s = rounds * first.work_s[u]
+            path_s += max(below_s, ahead * down_s) + max(last_below_s, ahead * up_s)
+            if short:
+                path_s -= first.forward_s[u] - last.forward_s[u]
+            if circuits_S[u][1] < u:
+                path_s += _waiting_s(first, last, u, circuits_S[u], rounds)
+        else:  # every forward comes before the first backward
+            queue_s, ahead_s = (count - 1) * up_s, (count - 1) * down_s
+            if short:
+                ahead_s = (count - 2) * down_s + last.forward_s[u]
+            path_s = max(below_s + queue_s, ahead_s + last_below_s, ahead_s + queue_s)
+        path_s += first.fill_s[u] + first.forward_s[u] + last.backward_s[u] + last.drain_s[u]
+        found_s = max(found_s, path_s)
     return found_s
 
 
-def _short_drain_s(chains: Mapping[int, Chain], microbatches: Sequence[int]) -> float:
-    """What a shorter last microbatch saves on its way back from the busiest stage."""
-    first, last = chains[microbatches[0]], chains[microbatches[-1]]
-    if first is last:
-        return 0.0
-    busiest = max(range(len(first.work_s)), key=lambda s: first.work_s[s])
-    full_s = sum(first.backward_s[:busiest]) + sum(first.up_s[:busiest])
-    short_s = sum(last.backward_s[:busiest]) + sum(last.up_s[:busiest])
-    behind_s = full_s - last.backward_s[busiest] + last.backward_s[0] if busiest else 0.0
-    return max(0.0, full_s - max(short_s, behind_s))
+def _waiting_s(first: Chain, last: Chain, u: int, circuit: _Circuit, num_rounds: int) -> float:
+    """What rounds of a backward and a forward of stage u wait for, beyond its own work.
+
+    The circuit is gone round as often as fits; for the rest the stage is taken to be busy.
+    """
+    period_s, s, moved = circuit
+    round_s = moved * (period_s - first.work_s[u])
+    waiting_s = num_rounds // moved * round_s
+    if first is not last and waiting_s > 0:  # the last round may be that of the short one
+        waiting_s -= first.fill_s[u] - first.fill_s[s] - last.fill_s[u] + last.fill_s[s]
+        waiting_s = max(waiting_s, (num_rounds - 1) // moved * round_s)
+    return waiting_s
+
+
+def _mixed_s(chains: Mapping[int, Chain], microbatches: Sequence[int], alike_s: float) -> float:
+    """Seconds when those between the first and the last are not as the first."""
+    first, sizes = chains[microbatches[0]], count_sizes(microbatches[1:-1])
+    more_s = [
+        sum(n * (chains[m].work_s[s] - work_s) for m, n in sizes.items())
+        for s, work_s in enumerate(first.work_s)
+    ]
+    busy_s = [
+        more + work_s * (len(microbatches) - 1) + chains[microbatches[-1]].work_s[s]
+        for s, (more, work_s) in enumerate(zip(more_s, first.work_s, strict=True))
+    ]
+    busiest = busy_s.index(max(busy_s))
+    return max(alike_s + more_s[busiest], busy_s[busiest])

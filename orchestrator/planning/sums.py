@@ -33,8 +33,9 @@ def list_sums(
 ) -> tuple[tuple[Owners, float], ...]:
     """Owners and bytes of every sum: segments without their ties in layer order, then ties.
 
-    What has a single owner needs no sum. ``replicated``: whether layers have several owners;
-    None: when several groups are given.
+    Bytes are those of a whole team: all that its members hold of the layers. What has a single
+    owner needs no sum. ``replicated``: whether layers have several owners; None: when several
+    groups are given.
 
     Source: docs/model.md, section 3.6.
     """
@@ -44,7 +45,7 @@ def list_sums(
     if replicated:
         for segment in segments(groups):
             owners = tuple(enumerate(segment.owners))
-            size_bytes = _segment_bytes(groups, tables, segment, owners)
+            size_bytes = _segment_bytes(tables, segment)
             if size_bytes > 0:
                 found.append((owners, size_bytes))
     for layers, size_bytes in tables.ties:
@@ -65,8 +66,8 @@ def ring_hops(devices: Iterable[Device]) -> tuple[tuple[Device, Device], ...]:
     return tuple(zip(order, order[1:] + order[:1], strict=True))
 
 
-_Member = tuple[str, str, int]
-"""First and last device of a set of alike owners, and how many they are."""
+_Member = tuple[str, str, int, int]
+"""First and last device of a set of alike owners, how many they are, and their team size."""
 
 
 class GradientSums:
@@ -132,27 +133,41 @@ class GradientSums:
         return found
 
     def _ring_figures(self, members: tuple[_Member, ...], size_bytes: float) -> tuple[float, float]:
-        """Duration and dollars: every hop carries each chunk twice but for one round."""
+        """Duration and dollars: every hop carries each chunk twice but for one round.
+
+        Inside a node each member of a team has a link of its own; between two nodes all share
+        one. Teams of unlike sizes exchange their parts first.
+        """
         cluster = self._cluster
         ends = sorted(
             (
-                (cluster.device(device), cluster.device(last), count)
-                for device, last, count in members
+                (cluster.device(device), cluster.device(last), count, team_size)
+                for device, last, count, team_size in members
             ),
             key=lambda end: _ring_order(end[0]),
         )
-        hops: dict[int, tuple[Link, int]] = {}
-        for (device, last, count), (following, _, _) in zip(
+        hops: dict[tuple[int, int], tuple[Link, int]] = {}
+        for (device, last, count, size), (following, _, _, next_size) in zip(
             ends, [*ends[1:], ends[0]], strict=True
         ):
-            for source, target, times in ((device, last, count - 1), (last, following, 1)):
+            for source, target, narrow, times in (
+                (device, last, size, count - 1),
+                (last, following, min(size, next_size), 1),
+            ):
                 if times:
                     link = cluster.link(source, target)
-                    hops[id(link)] = (link, times + hops.get(id(link), (link, 0))[1])
-        num_members = sum(count for _, _, count in members)
+                    key = (id(link), narrow if source.node_id == target.node_id else 1)
+                    hops[key] = (link, times + hops.get(key, (link, 0))[1])
+        num_members = sum(count for _, _, count, _ in members)
         rounds, chunk = 2 * (num_members - 1), size_bytes / num_members
-        slowest = min(link.rate_bytes_per_s(chunk) for link, _ in hops.values())
-        duration_s = rounds * (chunk / slowest + max(k.latency_s for k, _ in hops.values()))
+        slowest_s = max(link.occupied_s(chunk / ways) for (_, ways), (link, _) in hops.items())
+        duration_s = rounds * (slowest_s + max(k.latency_s for k, _ in hops.values()))
+        if len({size for *_, size in ends}) > 1:
+            duration_s += max(
+                cluster.link(device, device).occupied_s((size - 1) / size * size_bytes)
+                for device, _, _, size in ends
+                if size > 1
+            )
         egress_usd_per_byte = sum(times * k.egress_usd_per_byte for k, times in hops.values())
         return duration_s, rounds * chunk * egress_usd_per_byte
 
@@ -160,14 +175,15 @@ class GradientSums:
 def _links_of_ring(
     groups: Sequence[Group], alike: Sequence[Alike] | None, owners: Owners
 ) -> tuple[_Member, ...]:
-    """Where the ring passes: first device, last device and number of each set of owners."""
+    """Where the ring passes: first and last device, number and team size of alike owners."""
     found = []
     for g, s in owners:
-        device = groups[g].stages[s].team.device_ids[0]
-        if alike and alike[g].num_groups > 1:
-            found.append((device, alike[g].twin[s].device_ids[0], alike[g].num_groups))
-        else:
-            found.append((device, device, 1))
+        team = groups[g].stages[s].team
+        first = last = team.device_ids[0]
+        count = alike[g].num_groups if alike else 1
+        if alike and count > 1:
+            last = alike[g].twin[s].device_ids[0]
+        found.append((first, last, count, team.size))
     return tuple(found)
 
 
@@ -175,13 +191,10 @@ def _ring_order(device: Device) -> tuple[str, str, str]:
     return device.zone, device.node_id, device.device_id
 
 
-def _segment_bytes(
-    groups: Sequence[Group], tables: LayerTables, segment: Segment, owners: Owners
-) -> float:
+def _segment_bytes(tables: LayerTables, segment: Segment) -> float:
     first, end = segment.first_layer, segment.end_layer
-    teams = {groups[g].stages[s].team.size for g, s in owners}
-    prefixes = [tables.sizes(size).param_bytes for size in teams]
-    total = max(prefix[end] - prefix[first] for prefix in prefixes)
+    prefix = tables.sizes(tables.smallest_team).param_bytes
+    total = prefix[end] - prefix[first]
     for layers, size_bytes in tables.ties:
         total -= size_bytes * sum(first <= layer < end for layer in layers)
     return total

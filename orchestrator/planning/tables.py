@@ -47,6 +47,7 @@ class LayerTables:
         self._sizes: dict[int, SizeTable] = {}
         self._team_sizes: dict[str, tuple[int, ...]] = {}
         self._smallest = min(model.sizes, key=lambda s: s.team_size)
+        self.smallest_team = self._smallest.team_size
         self.ties = tuple(
             (tuple(sorted(set(layers))), self._tie_bytes(index))
             for index, layers in enumerate(model.ties)

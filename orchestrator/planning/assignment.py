@@ -53,9 +53,9 @@ class SlotAssignment:
     ) -> AssignmentResult:
         """Pick candidate and counts of microbatches; idle when none obeys the rows.
 
-        Whether running is worth its price is for ``decide`` to say. Candidates whose best
-        shares could not beat the best proposal take no part; where none is left, as after a
-        search that found the best shares itself, nothing needs solving.
+        Whether running is worth its price is for ``decide`` to say. Shares are first dealt by
+        water-filling. Candidates of which no shares could beat the best one so found take no
+        part in the problem; without rows and with equal egress none is left to be solved.
 
         Args:
             problem: The slot.
@@ -71,13 +71,15 @@ class SlotAssignment:
         idle = next(c for c in candidates if c.plan.is_idle)
         ranked = sorted((c for c in candidates if not c.plan.is_idle), key=score, reverse=True)
         obedient = [c for c in ranked if broken(cost, rows, c) is None]
-        best = obedient[0] if obedient else None
         # Others may obey with other shares, but what obeys already must not miss its place.
         entered = [*obedient[:MAX_CANDIDATES], *(c for c in ranked if c not in obedient)]
+        pairs = [(c, slot_table(cost, c, rows)) for c in entered[:MAX_CANDIDATES]]
+        filled = (_filled(cost, *pair) for pair in pairs)
+        obedient += [c for c in filled if c and broken(cost, rows, c) is None]
+        best = max(obedient, key=score, default=None)
         fallback = None
         try:
-            floor = score(best) if best else None
-            dealt = self._solved(cost, entered[:MAX_CANDIDATES], rows, floor)
+            dealt = self._solved(cost, pairs, rows, score(best) if best else None)
         except SolverError as error:
             dealt, fallback = None, f"assignment: {error}"
         if dealt and broken(cost, rows, dealt) is None and (not best or score(dealt) > score(best)):
@@ -92,16 +94,15 @@ class SlotAssignment:
     def _solved(
         self,
         cost: CostModel,
-        entered: Sequence[Candidate],
+        pairs: Sequence[tuple[Candidate, SlotTable]],
         rows: Sequence[Row],
         floor: float | None,
     ) -> Candidate | None:
-        """The best of these with its best shares, None when none is above the floor in J.
+        """The best candidate with its best shares, None when none is above the floor in J.
 
         Raises:
             SolverError: If the solver gave no answer within its limit.
         """
-        pairs = [(c, slot_table(cost, c, rows)) for c in entered]
         if floor is None:  # J of an endless step
             floor = -max((t.backlog_usd * t.usd_per_s for _, t in pairs), default=0.0)
         above = floor + GAIN_TOLERANCE * abs(floor)
@@ -124,6 +125,16 @@ class SlotAssignment:
 def _padded(count: int) -> int:
     """The next power of two."""
     return 1 << (count - 1).bit_length()
+
+
+def _filled(cost: CostModel, candidate: Candidate, table: SlotTable) -> Candidate | None:
+    """The candidate with the shares of water-filling; None when its own are as good."""
+    totals = table.filled()
+    if totals is None:
+        return None
+    score = cost.score(candidate.estimate)
+    better = table.score(totals) > score + GAIN_TOLERANCE * abs(score)
+    return _dealt(cost, candidate, table, totals) if better else None
 
 
 def _dealt(

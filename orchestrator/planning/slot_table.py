@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.core.slot import Candidate
 from orchestrator.planning.alike import AlikeSet, alike_sets
 from orchestrator.planning.constraints import Row, RowUse, row_use, sums_usd
 from orchestrator.planning.cost import CostModel
+
+IntArray = NDArray[np.int64]
+
+SLACK = 1e-9
+"""Of a period: a microbatch that ends with the level, but for rounding errors, is in it."""
 
 LEVEL_TOLERANCE = 1e-12
 """Relative; how closely the common end is bracketed that no shares can beat."""
@@ -63,29 +69,63 @@ class SlotTable:
         """
         usd_per_sample = min(e / m for e, m in zip(self.usd, self.size, strict=True))
         worth = self.worth - self.backlog_usd * (self.step_usd + usd_per_sample * self.batch)
-        step_s = self._least_step_s() if worth > 0 else np.inf
+        step_s = self._level_s()[0] if worth > 0 else np.inf
         return worth / step_s - self.backlog_usd * self.usd_per_s
 
-    def _least_step_s(self) -> float:
-        tau, fixed, cap = np.array(self.tau), np.array(self.fixed), np.array(self.cap)
+    def filled(self) -> tuple[int, ...] | None:
+        """Microbatches of the sets that make the shortest step; None when caps forbid the batch.
+
+        What is too many at that step time comes off the sets that end last, the dearest first.
+
+        Source: docs/model.md, section 5.1.
+        """
+        level_s = self._level_s()[1]
+        totals = [int(x) for x in self._whole_by(level_s) * np.array(self.count)]
+        surplus = sum(m * x for m, x in zip(self.size, totals, strict=True)) - self.batch
+        if surplus < 0:
+            return None
+
+        def end(a: int) -> tuple[float, float]:
+            fullest = -(-totals[a] // self.sets[a].count)
+            return self.fixed[a] + self.tau[a] * fullest, self.usd[a]
+
+        while True:
+            loose = [
+                a
+                for a, m in enumerate(self.size)
+                if m <= surplus and totals[a] > self.sets[a].count
+            ]
+            if not loose:
+                return tuple(totals)
+            last = max(loose, key=end)
+            above = (totals[last] - 1) % self.sets[last].count + 1  # until the set ends sooner
+            taken = min(above, surplus // self.size[last])
+            totals[last] -= taken
+            surplus -= taken * self.size[last]
+
+    def _whole_by(self, step_s: float) -> IntArray:
+        """Whole microbatches of a group of each set that end by a step's end, one at least."""
+        whole = np.floor((step_s - np.array(self.fixed)) / np.array(self.tau) + SLACK)
+        count_A: IntArray = np.clip(whole, 1, self.cap).astype(np.int64)
+        return count_A
+
+    def _level_s(self) -> tuple[float, float]:
+        """The shortest step in which the batch fits, bracketed."""
         full = np.array(self.count) * np.array(self.size)
-
-        def samples_by(step_s: float) -> float:
-            whole = np.floor((step_s - fixed) / tau + 1e-9)
-            return float(full @ np.clip(whole, 1, cap))
-
-        low_s, high_s = float((fixed + tau).max()), float((fixed + cap * tau).max())
-        if samples_by(low_s) >= self.batch:
-            return low_s
+        first = [f + t for f, t in zip(self.fixed, self.tau, strict=True)]
+        last = [f + t * n for f, t, n in zip(self.fixed, self.tau, self.cap, strict=True)]
+        low_s, high_s = max(first), max(last)
+        if full @ self._whole_by(low_s) >= self.batch:
+            return low_s, low_s
         while high_s - low_s > LEVEL_TOLERANCE * high_s:
             middle_s = (low_s + high_s) / 2
             if not low_s < middle_s < high_s:
                 break
-            if samples_by(middle_s) >= self.batch:
+            if full @ self._whole_by(middle_s) >= self.batch:
                 high_s = middle_s
             else:
                 low_s = middle_s
-        return low_s
+        return low_s, high_s
 
 
 def slot_table(cost: CostModel, candidate: Candidate, rows: Sequence[Row]) -> SlotTable:

@@ -9,6 +9,7 @@ from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
 from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.planning.constraints import broken, make_rows
 from orchestrator.planning.cost import CostModel
+from orchestrator.planning.program import SlotProgram
 from orchestrator.planning.queues import LimitOptions
 from orchestrator.planning.slot_table import slot_table
 from orchestrator.planning.waterfill import water_fill
@@ -43,38 +44,45 @@ def data_parallel(
     return problem, as_candidate(problem, make_plan(*groups))
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_without_rows_the_counts_are_those_of_water_filling(seed: int) -> None:
+def random_sets(seed: int) -> tuple[PlanningProblem, Candidate, float]:
+    """Sets of alike devices, shares at random, and the step time of water-filling over groups."""
     rng = np.random.default_rng(seed)
     sets = [int(c) for c in rng.integers(1, 7, rng.integers(1, 6))]
     speeds = [s for c in sets for s in [float(rng.uniform(0.2, 3.0))] * c]
     counts = [1] * len(speeds)
     for g in rng.integers(0, len(speeds), int(rng.integers(20, 80))):
         counts[g] += 1
-    problem, bad = data_parallel(speeds, counts, backlog_usd=float(rng.uniform(0, 1)))
-    solved = SlotAssignment(5.0).solve(problem, (bad, IDLE), ())
+    problem, drawn = data_parallel(speeds, counts, backlog_usd=float(rng.uniform(0, 1)))
     period_s = 0.12 / np.array(speeds)
     best = water_fill(period_s, period_s, sum(counts))
-    after_s = bad.estimate.sync_s + bad.estimate.update_s
-    best_s = float((best * period_s).max()) + after_s
+    after_s = drawn.estimate.sync_s + drawn.estimate.update_s
+    return problem, drawn, float((best * period_s).max()) + after_s
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_without_rows_the_shares_are_those_of_water_filling_and_of_the_solver(seed: int) -> None:
+    problem, drawn, best_s = random_sets(seed)
+    solved = SlotAssignment(5.0).solve(problem, (drawn, IDLE), ())
     assert solved.candidate.estimate.step_s == pytest.approx(best_s, rel=1e-9)
     assert solved.fallback is None
+    table = slot_table(CostModel(problem), drawn, ())
+    program = SlotProgram(1, len(table.sets), 0)
+    found = program.best([table], (), 0.9 * drawn.score, 5.0)
+    assert found is not None
+    assert table.step_s(found[1]) == pytest.approx(best_s, rel=1e-9)
 
 
-def test_thousand_alike_groups_are_a_few_sets_to_the_solver() -> None:
+def test_alike_groups_are_one_column_to_the_solver() -> None:
     speeds = [s for s in (1.0, 1.5, 2.0, 3.0) for _ in range(64)]
     problem, bad = data_parallel(speeds, [8] * 256)
-    table = slot_table(CostModel(problem), bad, ())
-    assert table.count == (64,) * 4
+    assert slot_table(CostModel(problem), bad, ()).count == (64,) * 4
+    rows = make_rows([LimitOptions(pool="k0", min_share=0.5)])
     assignment = SlotAssignment(5.0)
-    solved = assignment.solve(problem, (bad, IDLE), ())
-    assert list(assignment._programs) == [(1, 4, 0)]
-    period_s = 0.12 / np.array(speeds)
-    best = water_fill(period_s, period_s, 8 * 256)
+    solved = assignment.solve(problem, (bad, IDLE), rows)
+    assert list(assignment._programs) == [(1, 4, 1)]
+    # Half the batch on 64 devices of speed 1: 16 microbatches of 0.12 s on each.
     after_s = bad.estimate.sync_s + bad.estimate.update_s
-    assert solved.candidate.estimate.step_s == pytest.approx(
-        float((best * period_s).max()) + after_s, rel=1e-9
-    )
+    assert solved.candidate.estimate.step_s == pytest.approx(16 * 0.12 + after_s, rel=1e-9)
 
 
 def test_shares_within_a_set_differ_by_one_microbatch_at_most() -> None:
@@ -169,22 +177,24 @@ def test_least_share_moves_samples_to_the_pool() -> None:
     assert broken(CostModel(problem), rows, solved.candidate) is None
 
 
-def test_miss_of_the_time_limit_falls_back_to_the_best_proposal_and_says_so() -> None:
-    problem, uneven = data_parallel((1.0, 1.7, 2.3, 0.6), (20, 1, 3, 4))
-    solved = SlotAssignment(0.0).solve(problem, (uneven, IDLE), ())
-    assert solved.candidate is uneven
+def test_miss_of_the_time_limit_falls_back_to_what_obeys_and_says_so() -> None:
+    problem, both, one = two_zones()
+    rows = make_rows([LimitOptions(pool="a", min_share=0.75)])
+    solved = SlotAssignment(0.0).solve(problem, (both, one, IDLE), rows)
+    assert solved.candidate is one
     assert solved.fallback is not None
     assert solved.fallback.startswith("assignment: HiGHS ended ")
 
 
 def test_problem_is_compiled_once_for_a_shape() -> None:
-    problem, uneven = data_parallel((1.0, 2.0, 3.0), (20, 1, 3))
+    problem, both, one = two_zones()
+    rows = make_rows([LimitOptions(pool="a", min_share=0.75)])
     assignment = SlotAssignment(5.0)
-    assignment.solve(problem, (uneven, IDLE), ())
+    assignment.solve(problem, (both, one, IDLE), rows)
     programs = dict(assignment._programs)
-    assert list(programs) == [(1, 4, 0)]  # padded
     dear = replace(problem, backlog_usd=5.0)
-    assignment.solve(dear, (as_candidate(dear, uneven.plan), IDLE), ())
+    again = [as_candidate(dear, c.plan) for c in (both, one)]
+    assignment.solve(dear, (*again, IDLE), rows)
     assert assignment._programs == programs
     assert next(iter(programs.values()))._problem.is_dcp(dpp=True)
 

@@ -21,6 +21,7 @@ class CostModel(GroupModel):
         super().__init__(problem)
         self.standing_usd_per_s = _standing_usd_per_s(problem)
         self.cuts: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}  # of partition
+        self.exact_ends_s: dict[tuple[object, ...], tuple[float, ...]] = {}  # of event
         self._sums = GradientSums(self.tables, problem.cluster)
         self._prices: dict[tuple[str, ...], float] = {}  # of teams
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from math import inf
+from typing import NamedTuple
 
 from orchestrator.core.cluster import Link
 from orchestrator.core.plan import Group
-from orchestrator.core.schedule import FORWARD, Program, build_program
+from orchestrator.core.schedule import BACKWARD, FORWARD, SCHEDULES, Program
 from orchestrator.core.slot import StepEstimate
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.sums import Alike
@@ -26,6 +27,17 @@ class Span:
     end_s: float
 
 
+class _Lane(NamedTuple):
+    """What a stage runs, and per microbatch how long it and its messages take."""
+
+    order: Sequence[tuple[str, int]]  # (op, microbatch)
+    forward_s: Sequence[float]
+    backward_s: Sequence[float]
+    output_s: Sequence[float]  # for how long the message to the next stage keeps the link busy
+    gradient_s: Sequence[float]  # likewise, to the stage before
+    latency_s: tuple[float, float]  # of outputs, of gradients
+
+
 def run_program(
     program: Program, seconds: Seconds, borders: Sequence[tuple[Link, Link]]
 ) -> tuple[tuple[Span, ...], ...]:
@@ -36,57 +48,156 @@ def run_program(
     passes; nobody else uses the link.
 
     Args:
-        program: Must be free of deadlock (``build_program`` checks).
+        program: Its messages go to neighbouring stages.
         seconds: Duration of each instruction.
         borders: Links between stage s and s + 1: down, for outputs, and up, for gradients.
 
+    Raises:
+        ValueError: If stages wait for each other for ever.
+
     Source: docs/model.md, section 3.2.
     """
-    spans: list[list[Span]] = [[] for _ in program]
-    arrival_s: dict[tuple[int, str, int], float] = {}
-    free_s = [0.0] * len(program)
-    down_free_s, up_free_s = [0.0] * len(program), [0.0] * len(program)
-    left = sum(len(todo) for todo in program)
-    while left:
-        for s, todo in enumerate(program):
-            while len(spans[s]) < len(todo):
-                i = todo[len(spans[s])]
-                ready_s = free_s[s]
-                if i.source is not None:
-                    received_s = arrival_s.get((s, i.op, i.microbatch))
-                    if received_s is None:
-                        break
-                    ready_s = max(ready_s, received_s)
-                end_s = free_s[s] = ready_s + seconds(s, i.op, i.microbatch)
-                spans[s].append(Span(s, i.op, i.microbatch, ready_s, end_s))
-                left -= 1
-                if i.target is not None:
-                    down = i.op == FORWARD
-                    link = borders[s][0] if down else borders[s - 1][1]
-                    busy_s = down_free_s if down else up_free_s
-                    busy_s[s] = max(busy_s[s], end_s) + link.occupied_s(i.size_bytes)
-                    arrival_s[i.target, i.op, i.microbatch] = busy_s[s] + link.latency_s
-    return tuple(tuple(stage) for stage in spans)
+    lanes = []
+    for s, todo in enumerate(program):
+        down = borders[s][0] if s < len(borders) else None
+        up = borders[s - 1][1] if s else None
+        forwards, backwards = (
+            sorted((i for i in todo if i.op == op), key=lambda i: i.microbatch)
+            for op in (FORWARD, BACKWARD)
+        )
+        lanes.append(
+            _Lane(
+                order=[(i.op, i.microbatch) for i in todo],
+                forward_s=[seconds(s, FORWARD, i.microbatch) for i in forwards],
+                backward_s=[seconds(s, BACKWARD, i.microbatch) for i in backwards],
+                output_s=[_busy_s(down, i.size_bytes) for i in forwards],
+                gradient_s=[_busy_s(up, i.size_bytes) for i in backwards],
+                latency_s=(_latency_s(down), _latency_s(up)),
+            )
+        )
+    return _spans(lanes)
 
 
 def timeline(cost: CostModel, group: Group, schedule: str) -> tuple[tuple[Span, ...], ...]:
     """When every instruction of a group runs, per stage: the Gantt chart of one step."""
-    sizes = cost.problem.model.sizes[0].boundary_bytes_per_sample
-    seconds = {
-        (s, m): cost.stage_seconds(stage.team, stage.first_layer, stage.end_layer, m)
-        for s, stage in enumerate(group.stages)
-        for m in set(group.microbatches)
-    }
-    return run_program(
-        build_program(group, schedule, sizes),
-        lambda s, op, k: seconds[s, group.microbatches[k]][0 if op == FORWARD else 1],
-        [(cost.link(a.team, b.team), cost.link(b.team, a.team)) for a, b in pairwise(group.stages)],
-    )
+    return _spans(_lanes(cost, group, schedule))
 
 
 def stage_ends_s(cost: CostModel, group: Group, schedule: str) -> tuple[float, ...]:
-    """When the last backward of every stage ends."""
-    return tuple(stage[-1].end_s for stage in timeline(cost, group, schedule))
+    """When the last backward of every stage ends; alike groups are run once per cost model."""
+    inflight_S = tuple([stage.inflight for stage in group.stages])
+    key = (cost.key(group.stages), inflight_S, group.microbatches, schedule)
+    found = cost.exact_ends_s.get(key)
+    if found is None:
+        _, ends_s = _run(_lanes(cost, group, schedule))
+        found = cost.exact_ends_s[key] = tuple([stage[-1] for stage in ends_s])
+    return found
+
+
+def _lanes(cost: CostModel, group: Group, schedule: str) -> list[_Lane]:
+    """The group's Program, without a note for every instruction."""
+    stages, microbatches, boundary = group.stages, group.microbatches, cost.tables.boundary_bytes
+    lanes = []
+    for s, stage in enumerate(stages):
+        down = cost.link(stage.team, stages[s + 1].team) if s + 1 < len(stages) else None
+        up = cost.link(stage.team, stages[s - 1].team) if s else None
+        seconds = {
+            m: cost.stage_seconds(stage.team, stage.first_layer, stage.end_layer, m)
+            for m in set(microbatches)
+        }
+        output_s = {m: _busy_s(down, boundary(stage.end_layer - 1, m)) for m in seconds}
+        gradient_s = {m: _busy_s(up, boundary(stage.first_layer - 1, m)) for m in seconds}
+        lanes.append(
+            _Lane(
+                order=SCHEDULES[schedule](stage.inflight, len(microbatches), len(stages)),
+                forward_s=[seconds[m][0] for m in microbatches],
+                backward_s=[seconds[m][1] for m in microbatches],
+                output_s=[output_s[m] for m in microbatches],
+                gradient_s=[gradient_s[m] for m in microbatches],
+                latency_s=(_latency_s(down), _latency_s(up)),
+            )
+        )
+    return lanes
+
+
+def _busy_s(link: Link | None, size_bytes: int) -> float:
+    """How long a message keeps its link busy; nothing is sent beyond the ends of the group."""
+    return link.occupied_s(size_bytes) if link else 0.0
+
+
+def _latency_s(link: Link | None) -> float:
+    return link.latency_s if link else 0.0
+
+
+class _Post(NamedTuple):
+    """Where a stage finds its inputs and leaves its messages: when each microbatch is there."""
+
+    outputs_s: list[float]  # of the stage before; infinite until it is sent
+    gradients_s: list[float]  # of the next stage
+    below_s: list[float]  # outputs_s of the next stage
+    above_s: list[float]  # gradients_s of the stage before
+    passed_s: list[float]  # when the last output, and the last gradient, has left its link
+
+
+def _run(lanes: Sequence[_Lane]) -> tuple[list[list[float]], list[list[float]]]:
+    """Starts and ends of what every stage runs, in its order."""
+    count, last = len(lanes[0].forward_s), len(lanes) - 1
+    outputs_s = [[0.0] * count, *([inf] * count for _ in range(last)), [0.0] * count]
+    gradients_s = [[0.0] * count, *([inf] * count for _ in range(last)), [0.0] * count]
+    posts = [
+        _Post(outputs_s[s], gradients_s[s + 1], outputs_s[s + 1], gradients_s[s], [0.0, 0.0])
+        for s in range(last + 1)
+    ]
+    starts_s: list[list[float]] = [[] for _ in lanes]
+    ends_s: list[list[float]] = [[] for _ in lanes]
+    left = sum(len(lane.order) for lane in lanes)
+    while left:
+        before = left
+        for s in (*range(last), *range(last, -1, -1)):  # down and up again, as messages go
+            left -= _advance(lanes[s], posts[s], starts_s[s], ends_s[s])
+        if left == before:
+            raise ValueError(
+                f"deadlock: stages wait for each other after {[len(ends) for ends in ends_s]} "
+                "instructions each"
+            )
+    return starts_s, ends_s
+
+
+def _advance(lane: _Lane, post: _Post, starts_s: list[float], ends_s: list[float]) -> int:
+    """Run a stage until it must wait; how many instructions that were. Written for speed."""
+    order, forward_s, backward_s, output_s, gradient_s, latency_s = lane
+    outputs_s, gradients_s, below_s, above_s, passed_s = post
+    done, now_s = len(ends_s), ends_s[-1] if ends_s else 0.0
+    down_s, up_s = passed_s
+    for position in range(done, len(order)):
+        op, k = order[position]
+        ready_s = outputs_s[k] if op == FORWARD else gradients_s[k]
+        if ready_s == inf:
+            break
+        start_s = ready_s if ready_s > now_s else now_s
+        starts_s.append(start_s)
+        if op == FORWARD:
+            now_s = start_s + forward_s[k]
+            down_s = (down_s if down_s > now_s else now_s) + output_s[k]
+            below_s[k] = down_s + latency_s[0]
+        else:
+            now_s = start_s + backward_s[k]
+            up_s = (up_s if up_s > now_s else now_s) + gradient_s[k]
+            above_s[k] = up_s + latency_s[1]
+        ends_s.append(now_s)
+    passed_s[:] = down_s, up_s
+    return len(ends_s) - done
+
+
+def _spans(lanes: Sequence[_Lane]) -> tuple[tuple[Span, ...], ...]:
+    starts_s, ends_s = _run(lanes)
+    return tuple(
+        tuple(
+            Span(s, op, k, start_s, end_s)
+            for (op, k), start_s, end_s in zip(lane.order, starts_s[s], ends_s[s], strict=True)
+        )
+        for s, lane in enumerate(lanes)
+    )
 
 
 def group_makespan(cost: CostModel, group: Group, schedule: str) -> float:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -7,7 +8,13 @@ from hypothesis import strategies as st
 from orchestrator.core.plan import Group
 from orchestrator.core.schedule import FORWARD, build_program
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.event import group_makespan, retime, timeline
+from orchestrator.planning.event import (
+    group_makespan,
+    retime,
+    run_program,
+    stage_ends_s,
+    timeline,
+)
 from tests.unit.builders import make_cluster, make_device, make_group, make_problem, make_profile
 
 EXACT = 1e-12  # sums of a few dozen floats
@@ -69,6 +76,39 @@ def test_a_stage_runs_one_instruction_at_a_time_in_program_order():
     ):
         assert [(i.op, i.microbatch) for i in stage] == [(i.op, i.microbatch) for i in todo]
         assert all(a.end_s <= b.start_s for a, b in pairwise(stage))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_group_runs_as_its_program_does(schedule):
+    cost, group, _ = pipeline([0.02, 0.01, 0.03], [2, 2, 2, 1], bandwidth_bytes_per_s=1e8)
+    program = build_program(group, schedule, cost.problem.model.sizes[0].boundary_bytes_per_sample)
+    spans = run_program(
+        program,
+        lambda s, op, k: cost.stage_seconds(group.stages[s].team, s, s + 1, group.microbatches[k])[
+            op != FORWARD
+        ],
+        [(cost.link(a.team, b.team), cost.link(b.team, a.team)) for a, b in pairwise(group.stages)],
+    )
+    assert spans == timeline(cost, group, schedule)
+    assert tuple(stage[-1].end_s for stage in spans) == stage_ends_s(cost, group, schedule)
+
+
+def test_alike_groups_are_run_once():
+    devices = [make_device(f"d-{i}", slowdown=1.5 if i == 5 else 1.0) for i in range(6)]
+    cost = CostModel(make_problem(make_cluster(devices), make_profile({"gpu": [0.1, 0.2]})))
+    alike = [make_group(devices[i : i + 2], [0, 1, 2], [1, 1]) for i in (0, 2)]
+    other = make_group(devices[4:], [0, 1, 2], [1, 1])
+    ends_s = [stage_ends_s(cost, group, "1f1b") for group in (*alike, other)]
+    assert ends_s[0] is ends_s[1]
+    assert ends_s[2] > ends_s[0]
+
+
+def test_stages_that_would_wait_for_each_other_for_ever_are_refused():
+    cost, group, schedule = pipeline([0.01, 0.01], [1] * 4)
+    first, second = group.stages
+    stuck = Group((replace(first, inflight=1), replace(second, inflight=2)), group.microbatches)
+    with pytest.raises(ValueError, match="deadlock"):
+        timeline(cost, stuck, schedule)
 
 
 def test_retimed_estimate_differs_only_through_its_group_times():

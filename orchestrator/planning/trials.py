@@ -220,7 +220,7 @@ class Evaluator:
                 self._curves.of(chain.teams, schedule, replicated=num_groups > 1)
                 for chain in chains
             ]
-            fits = all(options_G) and self._batch >= num_groups
+            fits = 0 < num_groups <= self._batch and all(options_G)
             counts = [chain.num_groups for chain in chains]
             found = common_end(options_G, counts, self._batch) if fits else (inf, [])
             self._choices[key] = found

@@ -280,3 +280,7 @@ def test_model_that_fits_no_single_device_is_spread() -> None:
     _, trials = search(demo_problem(demo_cluster(small)))
     assert trials
     assert all(len(chain) > 1 for chain in trials[0].state)
+
+
+def test_a_state_in_which_all_is_idle_makes_no_plan() -> None:
+    assert evaluator(demo_problem()).trials(()) == ()

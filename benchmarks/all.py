@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BENCHMARKS = ("assignment", "executor", "overhead")
+BENCHMARKS = ("assignment", "executor", "overhead", "published")
 
 
 def measure(name: str, folder: Path, *, quick: bool) -> dict[str, object]:

@@ -135,12 +135,22 @@ def largest_microbatch(model: str, mix: Mix) -> int:
 
 
 def cluster_options(
-    mix: Mix, *, profile: str | None = None, model: str = OPT_350
+    mix: Mix,
+    *,
+    profile: str | None = None,
+    model: str = OPT_350,
+    node_link_gpus: int = DEVICES_PER_NODE,
 ) -> ClusterOptions:
     """Offers and links of a mix, nodes of four like devices in one zone.
 
     A pool is called as its kind. Paths that were not measured (an A100-80 to anything) are
     those of the A100-40, or are left out.
+
+    Args:
+        mix: Devices of each kind.
+        profile: Path of the profile file, for ``cluster.profile``.
+        model: For the speed of kinds that the catalogue lacks.
+        node_link_gpus: Paths between nodes are those measured between nodes of so many GPUs.
     """
     return ClusterOptions(
         source="file",
@@ -159,7 +169,7 @@ def cluster_options(
             )
             for share in mix
         ),
-        links=tuple(_links([share.kind for share in mix])),
+        links=tuple(_links([share.kind for share in mix], str(node_link_gpus))),
         profile=profile,
     )
 
@@ -173,7 +183,7 @@ def _speed_ratio(kind: str, model: str) -> float:
     return float(reference_s / own_s)
 
 
-def _links(kinds: Sequence[str]) -> list[LinkOptions]:
+def _links(kinds: Sequence[str], node_link_gpus: str) -> list[LinkOptions]:
     intra, inter = _load("intra_node_bandwidths.json"), _load("multizone_bandwidths_het.json")
     size = str(DEVICES_PER_NODE)
     found = [
@@ -183,7 +193,8 @@ def _links(kinds: Sequence[str]) -> list[LinkOptions]:
     for source in kinds:
         for target in kinds:
             ends = [{"A100-80": "A100-40"}.get(kind, kind) for kind in (source, target)]
-            fit = inter[ZONE][ends[0]][size][ZONE].get(ends[1], {}).get(size)
+            measured = inter[ZONE][ends[0]].get(node_link_gpus, {}).get(ZONE, {})
+            fit = measured.get(ends[1], {}).get(node_link_gpus)
             if fit is None:
                 continue
             points = link_points(fit)

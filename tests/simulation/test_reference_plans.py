@@ -1,0 +1,70 @@
+"""Plans for measured devices and models, timed and checked by a second opinion."""
+
+import json
+from itertools import count
+
+import pytest
+
+from benchmarks import reference_data
+from benchmarks.reference_data import GLOBAL_BATCH, GPT_NEO, OPT_350, Mix, Share
+from orchestrator.control.pools import build_cluster
+from orchestrator.core.model import TrainingOptions, profile_to_json
+from orchestrator.core.slot import Candidate, PlanningProblem, first_problem
+from orchestrator.reports.records import plan_data
+from orchestrator.strategies.registry import make_strategy
+from tests.unit.benchmarks.plan_evaluator import Evaluation, evaluate
+
+pytestmark = pytest.mark.skipif(
+    bool(reference_data.missing()), reason=reference_data.missing() or "the data are there"
+)
+
+SEARCH_LOOKS = 300
+"""How often a search may ask whether it is out of time: the same plan on every machine."""
+
+MIXES = {
+    "one of each": (OPT_350, (Share("A100-40", 1), Share("V100-16", 1))),
+    "uneven counts": (OPT_350, (Share("A100-40", 3), Share("V100-16", 13))),
+    "three kinds": (OPT_350, (Share("A100-40", 4), Share("V100-16", 8), Share("GH-96", 4))),
+    "teams that do not pay": (OPT_350, (Share("RTX-3090", 8, 1.0), Share("Titan-RTX", 4, 1.0))),
+    "a model too large for one": (GPT_NEO, (Share("A100-40", 4), Share("V100-16", 8))),
+    "hundreds": (GPT_NEO, (Share("A100-40", 128), Share("V100-16", 64))),
+}
+
+
+def _problem(model: str, mix: Mix, *, overlap: bool) -> PlanningProblem:
+    training = TrainingOptions(
+        task="",
+        global_batch=GLOBAL_BATCH[model],
+        microbatch=reference_data.largest_microbatch(model, mix),
+        steps=1,
+        overlap=overlap,
+    )
+    return first_problem(
+        build_cluster(reference_data.cluster_options(mix, model=model)),
+        reference_data.read_profile(model, [share.kind for share in mix]),
+        training,
+        max_team=8,
+    )
+
+
+def _planned(problem: PlanningProblem) -> tuple[Candidate, Evaluation]:
+    looks = count()
+    found = make_strategy("joint").propose(problem, out_of_time=lambda: next(looks) > SEARCH_LOOKS)[
+        0
+    ]
+    return found, evaluate(
+        plan_data(found.plan, [d.device_id for d in problem.cluster.devices]),
+        [[stage.inflight for stage in group.stages] for group in found.plan.groups],
+        json.loads(json.dumps(profile_to_json(problem.model))),
+        problem.cluster,
+        batch_samples=problem.batch_samples,
+        overlap=problem.overlap,
+    )
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("name", MIXES)
+def test_the_chosen_plan_is_sound_and_takes_what_the_planner_says(name: str, overlap: bool) -> None:
+    candidate, evaluation = _planned(_problem(*MIXES[name], overlap=overlap))
+    assert evaluation.problems == ()
+    assert candidate.estimate.step_s == pytest.approx(evaluation.step_s, rel=0.03)

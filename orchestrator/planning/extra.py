@@ -12,14 +12,18 @@ from orchestrator.planning.cost import CostModel
 from orchestrator.planning.curves import Curves, Option
 from orchestrator.planning.slot_table import SlotTable
 
+MAX_CHAIN = 8
+"""Most like devices that are tried together where one does not hold the model."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExtraGroup:
     """A plan's table with one more group in it that has a device of the pool.
 
-    The device holds the whole model by itself where that fits; else it is part of a copy of
-    the plan's best group that has such a device. ``part`` is then its part of the copy's
-    price, and so much of what the copy adds is its worth; 1 where it is alone.
+    The device holds the whole model by itself where that fits. Else it is part of a copy of
+    the plan's best group that has such a device, or, where none has, of the shortest chain of
+    like devices that holds the model. ``part`` is then its part of the group's price, and so
+    much of what the group adds is its worth; 1 where it is alone.
     """
 
     pool: str
@@ -30,31 +34,35 @@ class ExtraGroup:
 def extra_groups(
     problem: PlanningProblem, plan: Plan, table: SlotTable, rows: Sequence[Row]
 ) -> Iterator[ExtraGroup]:
-    """The one more group of every pool, in order of their names.
+    """The one more group of every pool that can have one, in order of their names.
 
     An idle device of the pool is the one more; else a healthy copy of one that is present, on
     a node of its own.
     """
-    pools = sorted({device.pool for device in problem.cluster.devices})
-    lonely = {pool: _one_more(problem.cluster, plan, pool) for pool in pools}
-    chains = {pool: each for pool in pools if (each := _best_set(problem, table, pool))}
-    copies = {pool: _copied(problem.cluster, each.group) for pool, each in chains.items()}
-    everyone = {device.device_id: device for device in problem.cluster.devices}
-    everyone |= {device.device_id: device for device in lonely.values()}
-    everyone |= {d.device_id: d for teams in copies.values() for team in teams for d in team}
-    cluster = replace(problem.cluster, devices=tuple(everyone.values()))
-    cost = CostModel(replace(problem, cluster=cluster))
-    scene = _Scene(problem.cluster, cost, plan.schedule, table, rows)
+    cluster = problem.cluster
+    pools = sorted({device.pool for device in cluster.devices})
+    alone = {pool: _one_more(cluster, plan, pool) for pool in pools}
+    sets = {pool: _best_set(problem, table, pool) for pool in pools}
+    copies = {a: _copied(cluster, table.sets[a].group) for a in sets.values() if a is not None}
+    chains = {pool: _chain(cluster, pool) for pool, a in sets.items() if a is None}
+    added = [*alone.values(), *(d for chain in chains.values() for d in chain)]
+    added += [d for teams in copies.values() for devices in teams for d in devices]
+    everyone = {device.device_id: device for device in (*cluster.devices, *added)}
+    cost = CostModel(replace(problem, cluster=replace(cluster, devices=tuple(everyone.values()))))
+    if len(plan.groups) == 1 and cost.memory_error(plan.groups, plan.schedule, replicated=True):
+        return  # its gradients could not be packed for a sum
+    sums = _sums(cost, plan.schedule, table.sets)
+    scene = _Scene(cluster, cost, plan.schedule, table, rows, sums)
     for pool in pools:
-        team = make_team([lonely[pool]])
-        options = Curves(cost).of((team,), plan.schedule, replicated=True)
-        if options:
-            option = max(options, key=lambda o: o.samples_by(scene.step_s))
+        a = sets[pool]
+        if (option := scene.option([alone[pool]])) is not None:
             yield ExtraGroup(pool, scene.with_option(option), 1.0)
-        elif pool in chains:
-            group = chains[pool].group
-            teams = [make_team(devices) for devices in copies[pool]]
-            yield ExtraGroup(pool, scene.with_copy(group, teams), _part(problem, group, pool))
+        elif a is not None:
+            teams = [make_team(devices) for devices in copies[a]]
+            part = _part(problem, table.sets[a].group, pool)
+            yield ExtraGroup(pool, scene.with_copy(a, teams), part)
+        elif (option := scene.shortest(chains[pool])) is not None:
+            yield ExtraGroup(pool, scene.with_option(option), 1.0 / len(option.stages))
 
 
 def _one_more(cluster: ClusterState, plan: Plan, pool: str) -> Device:
@@ -64,6 +72,15 @@ def _one_more(cluster: ClusterState, plan: Plan, pool: str) -> Device:
     if idle:
         return min(idle, key=lambda d: (d.slowdown, d.device_id))
     return _twin(cluster, mine[0], "one more")
+
+
+def _chain(cluster: ClusterState, pool: str) -> list[Device]:
+    """Healthy devices of one node, as a provider rents them."""
+    model = next(device for device in cluster.devices if device.pool == pool)
+    return [
+        replace(model, device_id=f"{model.device_id} (one more, {i})", slowdown=1.0)
+        for i in range(MAX_CHAIN)
+    ]
 
 
 def _copied(cluster: ClusterState, group: Group) -> list[list[Device]]:
@@ -89,7 +106,7 @@ def _twin(cluster: ClusterState, device: Device, word: str) -> Device:
     return twin
 
 
-def _best_set(problem: PlanningProblem, table: SlotTable, pool: str) -> AlikeSet | None:
+def _best_set(problem: PlanningProblem, table: SlotTable, pool: str) -> int | None:
     """Of the sets that use the pool, the one with most samples per second and dollar."""
     cluster = problem.cluster
     ratios = []
@@ -98,7 +115,7 @@ def _best_set(problem: PlanningProblem, table: SlotTable, pool: str) -> AlikeSet
         if any(device.pool == pool for device in devices):
             price = sum(cluster.price_usd_per_s(device.device_id) for device in devices)
             ratios.append((table.size[a] / table.tau[a] / price, -a))
-    return table.sets[-max(ratios)[1]] if ratios else None
+    return -max(ratios)[1] if ratios else None
 
 
 def _part(problem: PlanningProblem, group: Group, pool: str) -> float:
@@ -116,6 +133,7 @@ class _Scene:
     schedule: str
     table: SlotTable
     rows: Sequence[Row]
+    sums: tuple[float, float]  # see ``_sums``, of the plan as it is
 
     @property
     def step_s(self) -> float:
@@ -127,46 +145,58 @@ class _Scene:
             ]
         )
 
+    def option(self, devices: Sequence[Device]) -> Option | None:
+        """What a chain of these devices does best beside the plan; None when it does not fit."""
+        teams = tuple(make_team([device]) for device in devices)
+        options = Curves(self.cost).of(teams, self.schedule, replicated=True)
+        return max(options, key=lambda o: o.samples_by(self.step_s), default=None)
+
+    def shortest(self, devices: Sequence[Device]) -> Option | None:
+        """That of as few of these devices as hold the model."""
+        most = min(len(devices), self.cost.problem.model.num_layers)
+        options = (self.option(devices[:count]) for count in range(2, most + 1))
+        return next((option for option in options if option), None)
+
     def with_option(self, option: Option) -> SlotTable:
         """The table with a group of this option."""
-        group = Group(option.stages, (option.microbatch,))
-        usd = self.cost.egress_usd(option.stages, option.microbatch)
-        ahead_s = option.fill_drain_s - option.curve.period_s
-        return self._with(group, option.curve.period_s, ahead_s, option.curve.max_microbatches, usd)
+        size, period_s = option.microbatch, option.curve.period_s
+        return self._with(
+            Group(option.stages, (size,)),
+            period_s,
+            self.sums[0] + option.fill_drain_s - period_s,
+            option.curve.max_microbatches,
+            self.cost.egress_usd(option.stages, size),
+        )
 
-    def with_copy(self, group: Group, teams: Sequence[Team]) -> SlotTable:
-        """The table with a copy of one of its groups."""
+    def with_copy(self, a: int, teams: Sequence[Team]) -> SlotTable:
+        """The table with a copy of a group of its set ``a``: equal but for its devices' names."""
+        group, table = self.table.sets[a].group, self.table
         stages = tuple(
             replace(stage, team=team) for stage, team in zip(group.stages, teams, strict=True)
         )
-        size = group.microbatches[0]
-        curve = self.cost.curve(stages, size, self.schedule, replicated=True)
-        return self._with(
-            Group(stages, (size,)),
-            curve.period_s,
-            curve.fill_drain_s - curve.period_s,
-            curve.max_microbatches,
-            self.cost.egress_usd(stages, size),
-        )
+        copied = Group(stages, group.microbatches)
+        return self._with(copied, table.tau[a], table.fixed[a], table.cap[a], table.usd[a])
 
     def _with(
-        self, group: Group, period_s: float, ahead_s: float, cap: int, usd: float
+        self, group: Group, period_s: float, fixed_s: float, cap: int, usd: float
     ) -> SlotTable:
-        """Gradient sums get one more member: they may take longer, for everyone, and cost more."""
+        """Gradient sums get one more member: they may take longer, for everyone, and cost more.
+
+        ``fixed_s``: as in the table, before there is one more member.
+        """
         table = self.table
         place = sum(each.count for each in table.sets)
         sets = (*table.sets, AlikeSet(group, (place,), 0))
-        before_s, before_usd = self._sums(table.sets)
-        after_s, after_usd = self._sums(sets)
-        longer_s = after_s - before_s
+        before_s, before_usd = self.sums
+        after_s, after_usd = _sums(self.cost, self.schedule, sets)
         step_usd = max(0.0, table.step_usd + after_usd - before_usd)
         return replace(
             table,
             sets=sets,
             tau=(*table.tau, period_s),
-            fixed=(*(fixed + longer_s for fixed in table.fixed), ahead_s + after_s),
+            fixed=tuple(fixed + after_s - before_s for fixed in (*table.fixed, fixed_s)),
             size=(*table.size, group.microbatches[0]),
-            cap=(*table.cap, max(1, cap)),
+            cap=(*table.cap, cap),
             usd=(*table.usd, usd),
             step_usd=step_usd,
             uses=tuple(self._use(r, sets, step_usd) for r in range(len(self.rows))),
@@ -174,9 +204,8 @@ class _Scene:
 
     def _use(self, r: int, sets: Sequence[AlikeSet], step_usd: float) -> RowUse:
         """Use of a row; its price per second is the plan's and that of what is really added."""
-        row = self.rows[r]
+        row, cluster = self.rows[r], self.cost.problem.cluster
         use = row_use(self.cost, row, sets, step_usd)
-        cluster = self.cost.problem.cluster
         added_usd_per_s = sum(
             cluster.price_usd_per_s(device_id)
             for device_id in sets[-1].group.device_ids
@@ -193,10 +222,11 @@ class _Scene:
             and cluster.offer(cluster.device(device_id).pool).billed == "while_present"
         )
 
-    def _sums(self, sets: Sequence[AlikeSet]) -> tuple[float, float]:
-        """Seconds after the last group's pipeline, and dollars of gradient sums."""
-        estimate = self.cost.evaluate(
-            [each.group for each in sets], self.schedule, alike=[each.alike for each in sets]
-        )
-        shares = [replace(each, num_samples=each.count * each.group.num_samples) for each in sets]
-        return estimate.sync_s + estimate.update_s, sums_usd(self.cost, shares, estimate)
+
+def _sums(cost: CostModel, schedule: str, sets: Sequence[AlikeSet]) -> tuple[float, float]:
+    """Seconds after the last group's pipeline, and dollars of gradient sums."""
+    estimate = cost.evaluate(
+        [each.group for each in sets], schedule, alike=[each.alike for each in sets]
+    )
+    shares = [replace(each, num_samples=each.count * each.group.num_samples) for each in sets]
+    return estimate.sync_s + estimate.update_s, sums_usd(cost, shares, estimate)

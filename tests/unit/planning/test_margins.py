@@ -142,6 +142,26 @@ def test_model_too_large_for_one_device_makes_a_copy_of_the_group_shared_by_pric
     assert worth(found, "dear") == pytest.approx(3 * worth(found, "cheap"))
 
 
+def test_pool_the_plan_does_not_use_is_worth_its_part_of_the_shortest_chain() -> None:
+    small = [make_device(f"small-{i}", kind="gpu", memory_bytes=12 * GIB) for i in range(2)]
+    large = make_device("large-0", kind="gpu", memory_bytes=64 * GIB)
+    cluster = make_cluster([large, *small])
+    problem = make_problem(cluster, make_profile(param_bytes=1e9), batch_samples=2000)
+    before = as_candidate(problem, make_plan(make_group([large], (0, 4), (1,) * 2000)))
+    groups = make_group([large], (0, 4), (1,) * 667), make_group(small, (0, 2, 4), (1,) * 1333)
+    gain = as_candidate(problem, make_plan(*groups)).estimate.samples_per_s
+    gain -= before.estimate.samples_per_s
+    assert worth(values_of(problem, before), "small") == pytest.approx(gain / 2, rel=0.01)
+
+
+def test_only_group_that_has_no_room_for_sums_leaves_devices_without_a_worth() -> None:
+    # 16 GB of state leave no room for 4 GB of packed gradients beside them.
+    device = make_device("a-0", kind="gpu", memory_bytes=18 * GIB)
+    problem = make_problem(make_cluster([device]), make_profile(param_bytes=1e9))
+    single = as_candidate(problem, make_plan(make_group([device], (0, 4), (1,) * 8)))
+    assert values_of(problem, single).devices == ()
+
+
 def test_worth_of_a_microbatch_is_what_a_larger_batch_brings() -> None:
     devices = pools({"fast": 2})
     cluster = make_cluster(devices, bandwidth_bytes_per_s=1e8)  # a sum of 4 s a step

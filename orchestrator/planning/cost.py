@@ -143,6 +143,10 @@ class CostModel(GroupModel):
             sum(z.egress_usd for z in sums),
         )
 
+    def balanced_sync_s(self, groups: Sequence[Group], alike: Sequence[Alike]) -> float:
+        """About what gradient sums would take if cuts gave every stage as much of them."""
+        return self._sums.balanced_s(groups, alike)
+
     def score(self, estimate: StepEstimate) -> float:
         """J = V' r - Q c in $^2/s; idle scores minus Q times the standing cost."""
         cost = estimate.cost_usd_per_s if estimate.step_s > 0 else self.standing_usd_per_s

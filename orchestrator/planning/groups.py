@@ -194,8 +194,9 @@ class GroupModel:
         """The same stages with K_s set.
 
         1F1B: K_s = S - s, or up to 2 (S - s) - 1 behind links that take more than a tenth of
-        the longest stage, as far as memory allows; the last stage keeps 1, and K_s never
-        grows along the chain, which would deadlock. GPipe: all microbatches.
+        the longest stage, as far as memory allows; the last stage keeps 1, and K_s falls from
+        stage to stage: two that hold as many would wait for each other at every microbatch.
+        GPipe: all microbatches.
         """
         longest = 2 * len(stages) - 1  # no stage holds more, whatever the share
         count = num_microbatches if schedule == "gpipe" else min(num_microbatches, longest)
@@ -226,7 +227,7 @@ class GroupModel:
             wanted = 2 * plain - 1
             if min(wanted, count) > room:
                 wanted = max(plain, room)
-            found.append(min(wanted, found[-1]) if found else wanted)
+            found.append(min(wanted, found[-1] - 1) if found else wanted)
         return found
 
     def curve(

@@ -1,6 +1,7 @@
 """Tentative search: climb from first guesses over moves of devices, kick, remember the elite."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -21,9 +22,6 @@ POLISH_RATIO = 0.02
 POLISH_GRAIN = 0.3
 """Trials get all of the polish when this ratio, and this over the number of microbatches in the
 batch, times what their samples are worth, brings them to the best one."""
-
-SUMS_RATIO = 0.8
-"""Part of the time of gradient sums that better cuts may save."""
 
 DETOUR_RATIO = 0.15
 """States that promise less than the best score by more than this, relative to what the best
@@ -73,6 +71,12 @@ class Search:
             for seconds, price in zip(evaluator.seconds_per_sample, self._price, strict=True)
         ]
 
+    def finalists(self, starts: Sequence[State], seed: int, count: int) -> list[Trial]:
+        """The ``count`` best trials of ``run`` in exact time, the first one polished in it."""
+        found = [self._exact(trial) for trial in self.run(starts, seed)[:count]]
+        found.sort(key=self.score, reverse=True)
+        return [self.polish(t, self._evaluator.exact) if not i else t for i, t in enumerate(found)]
+
     def run(self, starts: Sequence[State], seed: int) -> list[Trial]:
         """Return polished trials, best score first; empty when nothing fits memory.
 
@@ -97,14 +101,30 @@ class Search:
         return sorted(self._elite.values(), key=self.score, reverse=True)
 
     def _ranked(self, guesses: Sequence[State]) -> list[State]:
-        """Those that fit, best first before any polish, while there is time."""
+        """Those that fit, best first before any polish, while there is time.
+
+        The fastest devices go first; what cannot come near the best so far is passed over.
+        """
         raw: list[Trial] = []
-        for guess in guesses:
+        best = -inf
+        for guess in sorted(guesses, key=self._most, reverse=True):
             if raw and self._out_of_time():
                 break
+            # The most samples per dollar are those of one device or team: V needs them.
+            alone = sum(n for _, n in self._evaluator.space.used(guess)) == 1
+            if not alone and not self._promises(guess, best):
+                continue
             if trial := max(self._evaluator.trials(guess), key=self.score, default=None):
                 raw.append(trial)
+                score = self.score(trial)
+                worth = self._weight * trial.estimate.samples_per_s
+                best = max(best, score - DETOUR_RATIO * worth)
         return [trial.state for trial in sorted(raw, key=self.score, reverse=True)]
+
+    def _most(self, state: State) -> float:
+        """What a state would score if its devices did nothing but compute."""
+        used = self._evaluator.space.used(state)
+        return self._idle_score + sum(n * self._worth[team] for team, n in used)
 
     def score(self, trial: Trial) -> float:
         """J of a trial, $^2/s."""
@@ -140,16 +160,20 @@ class Search:
 
     def _promises(self, state: State, score: float) -> bool:
         """Whether a state may score more: by the devices' speed alone, then by its pipelines."""
-        used = self._evaluator.space.used(state)
-        if self._idle_score + sum(n * self._worth[team] for team, n in used) <= score:
+        if self._most(state) <= score:
             return False
+        used = self._evaluator.space.used(state)
         least_s = self._evaluator.least_s(state)
         prices = sum(n * self._price[team] for team, n in used)
         worth = self._weight * self._batch / least_s
         return self._idle_score + HOPE_FACTOR * worth - self._backlog_usd * prices > score
 
     def _look(self, state: State) -> Trial | None:
-        """The best trial of a state, polished when it comes near the best of all."""
+        """The best trial of a state, polished when it comes near the best of all.
+
+        What seems to be the best so far is timed exactly, so that no optimism of the closed
+        form sits in its place.
+        """
         if state in self._known:
             return self._known[state]
         trial = max(self._evaluator.trials(state), key=self.score, default=None)
@@ -159,17 +183,26 @@ class Search:
                 trial = self._ascend(trial, self._evaluator.recuts, self._evaluator.estimate)
                 if best is None or self.score(trial) >= self.score(best) - self._margin(trial):
                     trial = self.polish(trial, self._evaluator.estimate)
+                if best is None or self.score(trial) > self.score(best):
+                    trial = self._exact(trial)
                 self._elite[state] = trial
             if best is None or self.score(trial) > self.score(best):
                 self._best = trial
         self._known[state] = trial
         return trial
 
+    def _exact(self, trial: Trial) -> Trial:
+        exact = self._evaluator.exact
+        return replace(trial, estimate=exact(trial.groups, trial.alike, trial.schedule))
+
     def _may_beat(self, trial: Trial, best: Trial) -> bool:
         """Whether polishing may bring a trial to the best: a little, and most of its sums."""
         estimate = trial.estimate
-        movable = any(len(group.stages) > 1 for group in trial.groups)
-        least_s = estimate.step_s - (SUMS_RATIO * estimate.sync_s if movable else 0.0)
+        saved_s = 0.0
+        if any(len(group.stages) > 1 for group in trial.groups):
+            balanced_s = self._evaluator.cost.balanced_sync_s(trial.groups, trial.alike)
+            saved_s = max(0.0, estimate.sync_s - balanced_s)
+        least_s = estimate.step_s - saved_s
         gain = self._weight * self._batch * (1 / least_s - 1 / estimate.step_s)
         return self.score(trial) + gain + self._margin(trial) >= self.score(best)
 

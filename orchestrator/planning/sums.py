@@ -70,6 +70,16 @@ _Member = tuple[str, str, int, int]
 """First and last device of a set of alike owners, how many they are, and their team size."""
 
 
+class _Ring(NamedTuple):
+    """What passes around a ring of owners has to do with."""
+
+    num_members: int
+    hops: tuple[tuple[Link, int], ...]  # unlike ones, and how many such links work side by side
+    latency_s: float
+    egress_usd_per_byte: float  # of all hops together
+    exchanges: tuple[tuple[Link, int], ...]  # inside teams, and their sizes
+
+
 class GradientSums:
     """The sums a set of groups needs; rings are kept once computed.
 
@@ -78,8 +88,8 @@ class GradientSums:
 
     def __init__(self, tables: LayerTables, cluster: ClusterState) -> None:
         self._tables, self._cluster = tables, cluster
-        self._rings: dict[tuple[object, ...], tuple[float, float]] = {}
-        self._together: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._rings: dict[tuple[_Member, ...], _Ring] = {}
+        self._together: dict[tuple[object, ...], tuple[float, float, float]] = {}
 
     def of(
         self, groups: Sequence[Group], alike: Sequence[Alike] | None = None
@@ -98,16 +108,30 @@ class GradientSums:
         self, groups: Sequence[Group], alike: Sequence[Alike] | None = None
     ) -> tuple[float, float]:
         """Seconds until the last sum ends when all may start at once, and egress in dollars."""
+        return self._all_at_once(groups, alike)[:2]
+
+    def balanced_s(self, groups: Sequence[Group], alike: Sequence[Alike] | None = None) -> float:
+        """About how soon the last sum would end if cuts gave every stage as much to sum."""
+        return self._all_at_once(groups, alike)[2]
+
+    def _all_at_once(
+        self, groups: Sequence[Group], alike: Sequence[Alike] | None
+    ) -> tuple[float, float, float]:
         key: tuple[object, ...] = tuple(
             [(s.team.device_ids, s.first_layer) for g in groups for s in g.stages]
         )
         if alike:
-            key = (key, *(a.num_groups for a in alike))
+            key = (key, *[a.num_groups for a in alike])
         found = self._together.get(key)
         if found is None:
             sums = self.of(groups, alike)
             last_s = self.last_finish_s(groups, sums, [0.0] * len(sums))
-            found = self._together[key] = (last_s, sum(z.egress_usd for z in sums))
+            shortest = min(len(group.stages) for group in groups)
+            found = self._together[key] = (
+                last_s,
+                sum(z.egress_usd for z in sums),
+                sum(z.duration_s for z in sums) / shortest,
+            )
         return found
 
     def last_finish_s(
@@ -126,27 +150,34 @@ class GradientSums:
         return max(finish_s, default=0.0)
 
     def _ring(self, members: tuple[_Member, ...], size_bytes: float) -> tuple[float, float]:
-        key = (members, size_bytes)
-        found = self._rings.get(key)
-        if found is None:
-            found = self._rings[key] = self._ring_figures(members, size_bytes)
-        return found
+        """Duration and dollars of one sum: every hop carries each chunk twice but for one round."""
+        ring = self._rings.get(members)
+        if ring is None:
+            ring = self._rings[members] = self._make_ring(members)
+        rounds, chunk = 2 * (ring.num_members - 1), size_bytes / ring.num_members
+        slowest_s = max([link.occupied_s(chunk / ways) for link, ways in ring.hops])
+        duration_s = rounds * (slowest_s + ring.latency_s)
+        if ring.exchanges:
+            duration_s += max(
+                link.occupied_s((size - 1) / size * size_bytes) for link, size in ring.exchanges
+            )
+        return duration_s, rounds * chunk * ring.egress_usd_per_byte
 
-    def _ring_figures(self, members: tuple[_Member, ...], size_bytes: float) -> tuple[float, float]:
-        """Duration and dollars: every hop carries each chunk twice but for one round.
+    def _make_ring(self, members: tuple[_Member, ...]) -> _Ring:
+        """Inside a node each member of a team has a link of its own; between nodes all share one.
 
-        Inside a node each member of a team has a link of its own; between two nodes all share
-        one. Teams of unlike sizes exchange their parts first.
+        Teams of unlike sizes exchange their parts first.
         """
         cluster = self._cluster
         ends = sorted(
             (
-                (cluster.device(device), cluster.device(last), count, team_size)
-                for device, last, count, team_size in members
+                (cluster.device(device), cluster.device(last), count, size)
+                for device, last, count, size in members
             ),
             key=lambda end: _ring_order(end[0]),
         )
-        hops: dict[tuple[int, int], tuple[Link, int]] = {}
+        hops: dict[tuple[int, int], Link] = {}
+        egress_usd_per_byte = 0.0
         for (device, last, count, size), (following, _, _, next_size) in zip(
             ends, [*ends[1:], ends[0]], strict=True
         ):
@@ -156,20 +187,22 @@ class GradientSums:
             ):
                 if times:
                     link = cluster.link(source, target)
-                    key = (id(link), narrow if source.node_id == target.node_id else 1)
-                    hops[key] = (link, times + hops.get(key, (link, 0))[1])
-        num_members = sum(count for _, _, count, _ in members)
-        rounds, chunk = 2 * (num_members - 1), size_bytes / num_members
-        slowest_s = max(link.occupied_s(chunk / ways) for (_, ways), (link, _) in hops.items())
-        duration_s = rounds * (slowest_s + max(k.latency_s for k, _ in hops.values()))
-        if len({size for *_, size in ends}) > 1:
-            duration_s += max(
-                cluster.link(device, device).occupied_s((size - 1) / size * size_bytes)
-                for device, _, _, size in ends
-                if size > 1
-            )
-        egress_usd_per_byte = sum(times * k.egress_usd_per_byte for k, times in hops.values())
-        return duration_s, rounds * chunk * egress_usd_per_byte
+                    hops[id(link), narrow if source.node_id == target.node_id else 1] = link
+                    egress_usd_per_byte += times * link.egress_usd_per_byte
+        unlike = len({size for *_, size in ends}) > 1
+        return _Ring(
+            num_members=sum(count for _, _, count, _ in members),
+            hops=tuple((link, ways) for (_, ways), link in hops.items()),
+            latency_s=max(link.latency_s for link in hops.values()),
+            egress_usd_per_byte=egress_usd_per_byte,
+            exchanges=tuple(
+                dict.fromkeys(
+                    (cluster.link(device, device), size)
+                    for device, _, _, size in ends
+                    if unlike and size > 1
+                )
+            ),
+        )
 
 
 def _links_of_ring(

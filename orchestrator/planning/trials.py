@@ -19,6 +19,7 @@ from orchestrator.core.slot import IDLE_ESTIMATE, PlanningProblem, StepEstimate
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.curves import Curves, Option, common_end
 from orchestrator.planning.dealing import deal
+from orchestrator.planning.event import retime
 from orchestrator.planning.sums import Alike
 from orchestrator.planning.waterfill import as_microbatches
 
@@ -169,6 +170,10 @@ class Evaluator:
         """What groups are worth in closed form."""
         return self.cost.evaluate(groups, schedule, alike=alike)
 
+    def exact(self, groups: Sequence[Group], alike: Sequence[Alike], schedule: str) -> StepEstimate:
+        """What groups are worth by their exact times."""
+        return retime(self.cost, groups, schedule, alike)
+
     def recuts(self, trial: Trial) -> list[Variation]:
         """One cut moved by one layer, in a group or in all that share it."""
         groups = trial.groups
@@ -191,15 +196,24 @@ class Evaluator:
                 yield tuple(changed), trial.alike
 
     def variations(self, trial: Trial) -> list[Variation]:
-        """A boundary and a microbatch size changed, or a few samples moved."""
-        found: list[Variation] = []
+        """A boundary or a microbatch size changed, or a few samples moved."""
         sets = _sets(trial)
+        alike = [alike for _, _, alike in sets]
+        replicated = _replicated(alike)
+
+        def sized(stages: tuple[Stage, ...], size: int) -> Option | None:
+            return self._curves.sized(stages, size, trial.schedule, replicated=replicated)
+
+        options = [sized(stages, size) for stages, size, _ in sets]
+        found: list[Variation] = []
         for k, (here, now, _) in enumerate(sets):
             cuts = [(stage.first_layer, step) for stage in here[1:] for step in (-1, 1)]
+            changes = [(_shifted(here, *cut), now) for cut in cuts]
+            changes += [(here, size) for size in self._curves.sizes if size != now]
             found += [
-                partial(self._resized, trial, sets, k, cut, size)
-                for cut, size in product((None, *cuts), self._curves.sizes)
-                if (cut, size) != (None, now)
+                partial(self._resized, trial.schedule, alike, options, k, partial(sized, *change))
+                for change in changes
+                if change[0]
             ]
         return [*found, *self._reshares(trial)]
 
@@ -273,25 +287,16 @@ class Evaluator:
 
     def _resized(
         self,
-        trial: Trial,
-        sets: Sequence[tuple[tuple[Stage, ...], int, Alike]],
+        schedule: str,
+        alike: Sequence[Alike],
+        options: Sequence[Option | None],
         k: int,
-        cut: tuple[int, int] | None,
-        size: int,
+        change: Callable[[], Option | None],
     ) -> Iterator[Assembled]:
-        """A boundary one layer on and another microbatch size; shares are dealt anew."""
-        schedule, replicated = trial.schedule, _replicated(trial.alike)
-        changed = _shifted(sets[k][0], *cut) if cut else sets[k][0]
-        wanted = [(stages, now) for stages, now, _ in sets]
-        wanted[k] = (changed, size)
-        if changed:
-            every = [
-                self._curves.sized(stages, m, schedule, replicated=replicated)
-                for stages, m in wanted
-            ]
-            if all(every):
-                options = [option for option in every if option]
-                yield from self._deals(options, [alike for _, _, alike in sets], schedule)
+        """Another option for set k; shares are dealt anew."""
+        chosen = [o for o in (*options[:k], change(), *options[k + 1 :]) if o]
+        if len(chosen) == len(options):
+            yield from self._deals(chosen, alike, schedule)
 
     def _reshares(self, trial: Trial) -> list[Variation]:
         """Samples from the group that ends last to each other group of as many alike."""

@@ -1,20 +1,19 @@
 """From a problem to candidates: search with a memory, exact times, layers left where they are."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
 from orchestrator.core.cluster import make_team
 from orchestrator.core.plan import Group, Plan, Stage
-from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem, StepEstimate
+from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
 from orchestrator.errors import InfeasibleError
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 from orchestrator.planning.grouping import DeviceSpace
 from orchestrator.planning.roster import Roster
 from orchestrator.planning.search import Search
-from orchestrator.planning.sums import Alike
 from orchestrator.planning.templates import ClassSpace, binned
 from orchestrator.planning.trials import Evaluator, Space, State, Trial
 
@@ -108,7 +107,8 @@ class Explorer:
         for level in _levels(problem):
             evaluator = self._evaluator(level, problem)
             search = Search(evaluator, weight, backlog_usd, out_of_time)
-            best = _finalists(evaluator, search, problem)
+            starts = _starts(evaluator.space, problem.incumbent)
+            best = search.finalists(starts, problem.seed, NUM_RETIMED)
             finalists += best
             others += _others(evaluator, search, {trial.state for trial in best})
         if not finalists:
@@ -120,21 +120,6 @@ class Explorer:
 
 def _levels(problem: PlanningProblem) -> list[_Level]:
     return [level for level in LEVELS if level.least <= len(problem.cluster.devices) <= level.most]
-
-
-def _finalists(evaluator: Evaluator, search: Search, problem: PlanningProblem) -> list[Trial]:
-    """The best trials of a search in exact time; the first one is polished in it."""
-
-    def exact(groups: Sequence[Group], alike: Sequence[Alike], schedule: str) -> StepEstimate:
-        return retime(evaluator.cost, groups, schedule, alike)
-
-    elite = search.run(_starts(evaluator.space, problem.incumbent), problem.seed)
-    found = [
-        replace(trial, estimate=exact(trial.groups, trial.alike, trial.schedule))
-        for trial in elite[:NUM_RETIMED]
-    ]
-    found.sort(key=search.score, reverse=True)
-    return [search.polish(trial, exact) if not i else trial for i, trial in enumerate(found)]
 
 
 def _others(evaluator: Evaluator, search: Search, known: set[State]) -> list[Trial]:

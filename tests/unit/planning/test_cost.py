@@ -171,13 +171,27 @@ def test_slow_links_raise_what_is_in_flight_and_the_last_stage_keeps_one():
     assert [s.inflight for s in slow.with_inflight(stages, 1, 16, "gpipe")] == [16] * 4
 
 
-def test_memory_limits_what_is_in_flight_and_no_later_stage_holds_more():
+def test_memory_limits_what_is_in_flight_and_every_later_stage_holds_less():
     devices = [make_device("a-0", memory_bytes=GIB), *(make_device(f"d-{i}") for i in range(3))]
     profile = make_profile({"gpu": [0.1] * 4}, param_bytes=0.0, stash_bytes=0.9 * GIB / 4.5)
     stages = model_of(devices, profile, latency_s=1.0).with_inflight(
         make_stages(devices, range(5)), 1, 16, "1f1b"
     )
-    assert [s.inflight for s in stages] == [4, 4, 3, 1]
+    assert [s.inflight for s in stages] == [4, 3, 2, 1]
+
+
+def test_two_stages_that_hold_as_many_would_wait_for_each_other() -> None:
+    devices = [make_device(f"d-{i}") for i in range(4)]
+    cost = model_of(devices, make_profile({"gpu": [0.1] * 4}))
+
+    def exact_s(*inflight: int) -> float:
+        stages = tuple(
+            replace(s, inflight=k)
+            for s, k in zip(make_stages(devices, range(5)), inflight, strict=True)
+        )
+        return group_makespan(cost, Group(stages, (1,) * 16), "1f1b")
+
+    assert exact_s(4, 3, 2, 1) < 0.7 * exact_s(4, 2, 2, 1)
 
 
 def test_peak_is_state_stash_in_flight_boundaries_and_buckets():

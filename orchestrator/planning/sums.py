@@ -14,10 +14,15 @@ Owners = tuple[tuple[int, int], ...]
 
 
 class Alike(NamedTuple):
-    """For how many groups one stands, and the teams of the next of them, stage by stage."""
+    """For how many groups one stands, and the teams of two of them, stage by stage.
+
+    ``first`` may lie elsewhere than the group itself: several sets of groups may be shown on
+    the same devices, but their gradient sums pass through devices of each.
+    """
 
     num_groups: int
     twin: tuple[Team, ...]
+    first: tuple[Team, ...] = ()  # the group's own teams
 
 
 class GradientSum(NamedTuple):
@@ -121,7 +126,7 @@ class GradientSums:
             [(s.team.device_ids, s.first_layer) for g in groups for s in g.stages]
         )
         if alike:
-            key = (key, *[a.num_groups for a in alike])
+            key = (key, *[(a.num_groups, *[t.device_ids[0] for t in a.first]) for a in alike])
         found = self._together.get(key)
         if found is None:
             sums = self.of(groups, alike)
@@ -212,6 +217,8 @@ def _links_of_ring(
     found = []
     for g, s in owners:
         team = groups[g].stages[s].team
+        if alike and alike[g].first:
+            team = alike[g].first[s]
         first = last = team.device_ids[0]
         count = alike[g].num_groups if alike else 1
         if alike and count > 1:

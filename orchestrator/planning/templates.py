@@ -23,6 +23,10 @@ SPEED_BIN = 0.05
 """Devices whose slow-downs differ by less count as alike."""
 
 
+NUM_SHOWN = 24
+"""Nodes of a class on which the groups of a mix are laid out to see how far sums reach."""
+
+
 def binned(cluster: ClusterState) -> ClusterState:
     """The cluster with slow-downs in bins of 5 %, so that noise does not part like devices."""
     width = np.log1p(SPEED_BIN)
@@ -70,7 +74,7 @@ class ClassSpace:
         self.teams = tuple(
             self._team(self.stock.classes[c].nodes[0][:size]) for c, size in self.stock.pieces
         )
-        self._pair: dict[Template, tuple[tuple[Team, ...], ...]] = {}
+        self._teams: dict[Template, tuple[Team, ...]] = {}
 
     def _team(self, devices: Sequence[int]) -> Team:
         return make_team([self._roster.devices[d] for d in devices])
@@ -78,25 +82,34 @@ class ClassSpace:
     # What a state is made of ---------------------------------------------------------
 
     def chains(self, state: Mix) -> list[ChainSet]:
-        """One group of each template, and another one on other nodes where there are any."""
-        found = []
-        for template, count in state:
-            first, twin = self._two(template)
-            found.append(ChainSet(first, count, twin if count > 1 else first))
-        return found
+        """A group of each template, shown where its like is always shown.
 
-    def _two(self, template: Template) -> tuple[tuple[Team, ...], ...]:
-        """Teams of a group, and of another one on other nodes if there are any.
-
-        Several groups may share a node in the end, and then sum faster than foreseen here.
+        Gradient sums pass through two groups of each template, on nodes of their own as far
+        as there are any; more of them may share a node in the end, and then sum faster.
         """
-        found = self._pair.get(template)
+        parts = [self.stock.parts(template) for template, _ in state]
+        free = {
+            c: [len(node) for node in self.stock.classes[c].nodes[:NUM_SHOWN]]
+            for one in parts
+            for c, _ in one
+        }
+        found: dict[int, ChainSet] = {}
+        largest_first = sorted(range(len(parts)), key=lambda i: -max(sum(p[1]) for p in parts[i]))
+        for i in largest_first:
+            template, count = state[i]
+            teams = self._shown(template)
+            first = tuple(self._laid(parts[i], free, apart=True)) or teams
+            twin = tuple(self._laid(parts[i], free, apart=True)) if count > 1 else ()
+            found[i] = ChainSet(teams, count, twin or first, first)
+        return [found[i] for i in range(len(state))]
+
+    def _shown(self, template: Template) -> tuple[Team, ...]:
+        """Teams of one group by itself."""
+        found = self._teams.get(template)
         if found is None:
             parts = self.stock.parts(template)
             free = {c: [len(node) for node in self.stock.classes[c].nodes] for c, _ in parts}
-            first = self._laid(parts, free, apart=False)
-            second = self._laid(parts, free, apart=True) or first
-            found = self._pair[template] = (tuple(first), tuple(second))
+            found = self._teams[template] = tuple(self._laid(parts, free, apart=False))
         return found
 
     def _laid(

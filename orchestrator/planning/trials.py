@@ -41,11 +41,12 @@ Variation = Callable[[], Iterator[Assembled]]
 
 
 class ChainSet(NamedTuple):
-    """A chain of teams, how many groups have such a one, and the teams of the next of them."""
+    """A chain of teams, how many groups have such a one, and where two of them may lie."""
 
     teams: tuple[Team, ...]
     num_groups: int
     twin: tuple[Team, ...]
+    first: tuple[Team, ...] = ()  # where not on the teams themselves
 
 
 class Space(Protocol):
@@ -242,7 +243,7 @@ class Evaluator:
 
     def _assembled(self, state: State, schedule: str) -> Trial | None:
         _, chosen = self._choice(state, schedule)
-        alike = [Alike(chain.num_groups, chain.twin) for chain in self.space.chains(state)]
+        alike = [Alike(c.num_groups, c.twin, c.first) for c in self.space.chains(state)]
         empty = Trial(state, schedule, (), (), IDLE_ESTIMATE, self.space)
         every = (
             self.priced(empty, dealt, self.estimate)
@@ -267,7 +268,7 @@ class Evaluator:
                         self._group(chosen[d.set_index].stages, d.microbatches, schedule)
                         for d in dealt
                     ),
-                    tuple(Alike(d.num_groups, alike[d.set_index].twin) for d in dealt),
+                    tuple(alike[d.set_index]._replace(num_groups=d.num_groups) for d in dealt),
                 )
 
     def _group(self, stages: tuple[Stage, ...], share: tuple[int, ...], schedule: str) -> Group:
@@ -323,11 +324,15 @@ class Evaluator:
 def _sets(trial: Trial) -> list[tuple[tuple[Stage, ...], int, Alike]]:
     """Stages, microbatch and number of the trial's groups, whatever their shares."""
     found: dict[tuple[object, ...], tuple[tuple[Stage, ...], int, Alike]] = {}
-    for group, (count, twin) in zip(trial.groups, trial.alike, strict=True):
+    for group, one in zip(trial.groups, trial.alike, strict=True):
         key = tuple([(s.team.device_ids, s.first_layer) for s in group.stages])
-        _, most, known = found.get(key, ((), 0, Alike(0, twin)))
+        _, most, known = found.get(key, ((), 0, one._replace(num_groups=0)))
         size = max(most, *group.microbatches)
-        found[key] = (group.stages, size, Alike(known.num_groups + count, twin))
+        found[key] = (
+            group.stages,
+            size,
+            one._replace(num_groups=known.num_groups + one.num_groups),
+        )
     return list(found.values())
 
 

@@ -154,16 +154,27 @@ def complete_profile(
             added += [replace(t, estimated=True) for t in relatives]
             continue
         if not sum(profile.forward_flop_per_sample) > 0:
-            known = ", ".join(map(repr, profile.kinds)) or "none"
-            raise ConfigError(
-                f"the profile of {profile.model!r} has no times for kind {name!r} and no "
-                "forward_flop_per_sample to price them from; measure single devices of the kind, "
-                f"name it as the profile does ({known}), or add the FLOP"
-            )
+            raise ConfigError(_unpriced(profile, name))
         added += [
             _priced(profile, kind, precision, size) for size in sorted(microbatch_sizes(largest))
         ]
     return replace(profile, times=(*profile.times, *added))
+
+
+def _unpriced(profile: ModelProfile, kind: str) -> str:
+    teams = sorted({t.team_size for t in profile.times if t.kind == kind})
+    if teams:
+        return (
+            f"the profile of {profile.model!r} has times for kind {kind!r} in teams of "
+            f"{', '.join(map(str, teams))} only; measure single devices of it too, or add "
+            "forward_flop_per_sample"
+        )
+    known = ", ".join(map(repr, profile.kinds)) or "none"
+    return (
+        f"the profile of {profile.model!r} has no times for kind {kind!r} and no "
+        "forward_flop_per_sample to price them from; measure the kind, name it as the profile "
+        f"does ({known}), or add the FLOP"
+    )
 
 
 def _is_measured(profile: ModelProfile, kind: str) -> bool:

@@ -183,3 +183,24 @@ def test_auto_scale_keeps_real_work_within_its_share_of_the_cores():
     step_s = scale * 16 * 4 * 1.8 / 4  # four devices without bubbles
     real_s = 2.2 * (16 * 4 * 1.8 + 4 * 0.2)
     assert real_s / step_s == pytest.approx(0.45 * 2)
+
+
+def test_a_kind_that_was_measured_in_teams_only_is_refused_with_the_mend():
+    profile = make_profile({"a100-40": [0.1]})
+    teams = replace(profile, times=tuple(replace(t, team_size=4) for t in profile.times))
+    message = "has times for kind 'a100-40' in teams of 4 only; measure single devices of it too"
+    with pytest.raises(ConfigError, match=message):
+        complete_profile(teams, build_kinds(options(FAST)))
+
+
+def test_a_kind_at_another_speed_takes_the_times_of_all_its_teams():
+    profile = make_profile({"a100-40": [0.1]})
+    teams = replace(
+        profile, times=(*profile.times, *(replace(t, team_size=2) for t in profile.times))
+    )
+    half = replace(FAST, speed_ratio=0.5, pool="half")
+    found = complete_profile(teams, build_kinds(options(FAST, half)))
+    added = [t for t in found.times if t.kind == "a100-40@half"]
+    assert [(t.team_size, t.forward_s, t.estimated) for t in added] == [
+        (1, (0.2,), True), (2, (0.2,), True),
+    ]  # fmt: skip

@@ -264,7 +264,8 @@ def _plan(config: "RunConfig", *, as_json: bool, html: str | None) -> None:
 
     from orchestrator.inputs import check_output
     from orchestrator.reports.plan_page import plan_page, trace_json
-    from orchestrator.reports.tables import plan_table
+    from orchestrator.reports.tables import plan_table, worth_table
+    from orchestrator.reports.worth import WORTH_HELP
     from orchestrator.whatif.plans import what_if, what_if_data
 
     if html is not None:
@@ -273,8 +274,8 @@ def _plan(config: "RunConfig", *, as_json: bool, html: str | None) -> None:
     written = []
     if html is not None:
         page = plan_page(
-            config.run.name, found.rows, found.chosen, found.problem.cluster, found.timelines,
-            found.notes,
+            config.run.name, found.rows, found.problem.cluster, found.timelines, found.notes,
+            found.worth,
         )  # fmt: skip
         trace = str(Path(html).with_suffix(".trace.json"))
         storage.write_bytes(html, page.encode())
@@ -288,6 +289,10 @@ def _plan(config: "RunConfig", *, as_json: bool, html: str | None) -> None:
         return
     console = Console()
     console.print(plan_table(found.rows, batch_samples=config.training.global_batch))
+    if found.worth is not None:
+        console.print()
+        console.print(worth_table(found.worth))
+        console.print(WORTH_HELP, style="dim", highlight=False)
     for note in found.notes:
         console.print(note, style="dim", highlight=False)
     if written:

@@ -24,6 +24,7 @@ from orchestrator.reports.svg import (
     tiles,
 )
 from orchestrator.reports.tables import FIGURE_COLUMNS, ROW_HEAD, PlanRow, row_cells
+from orchestrator.reports.worth import Worth, worth_parts
 from orchestrator.storage import Json
 
 Timeline = tuple[tuple[Span, ...], ...]
@@ -35,21 +36,22 @@ _FORWARD, _BACKWARD, _SUM, _UPDATE = 0, 1, 2, 7  # colours of the palette
 def plan_page(
     name: str,
     rows: Sequence[PlanRow],
-    chosen: PlanRow,
     cluster: ClusterState,
     timelines: Sequence[Timeline],
     notes: Sequence[str] = (),
+    worth: Worth | None = None,
 ) -> str:
     """The page.
 
     Args:
         name: Of the run.
-        rows: All candidates, for the table.
-        chosen: The plan that is drawn.
+        rows: All candidates, for the table; the first is drawn.
         cluster: Where it runs.
         timelines: Of each group of the chosen plan.
         notes: What a reader must know about the figures.
+        worth: What one more of each thing is worth, where it is known.
     """
+    chosen = rows[0]
     estimate = chosen.estimate
     body = [
         f"<h1>{escape(name)}: what would run</h1>",
@@ -77,6 +79,7 @@ def plan_page(
             right=FIGURE_COLUMNS,
             chosen=next((i for i, row in enumerate(rows) if row.chosen), -1),
         ),
+        *worth_parts(worth),
     ]
     return page(f"lyray plan: {name}", body)
 

@@ -17,6 +17,7 @@ from orchestrator.reports.run_text import (
     plan_cells,
 )
 from orchestrator.reports.svg import Series, line_chart, page, table, tiles
+from orchestrator.reports.worth import worth_parts
 
 _POINTS = 400
 """Most points a curve is drawn with: more than the picture has pixels for is thinned out."""
@@ -67,6 +68,7 @@ def run_page(found: RunFound) -> str:
         table(PLAN_HEAD, map(plan_cells, found.plans[-_ROWS:]), right=(2, 3, 4)),
         "<h2>Bill</h2>",
         table(BILL_HEAD, bill_cells(found), right=(1, 2, 3)),
+        *worth_parts(found.worth),
         f"<h2>{_titled('Events', len(found.events))}</h2>",
         table(EVENT_HEAD, map(event_cells, found.events[-_ROWS:])),
     ]

@@ -11,6 +11,7 @@ from orchestrator import storage
 from orchestrator.control.persistence import RunStore
 from orchestrator.core.durable import LedgerEntry
 from orchestrator.errors import ConfigError
+from orchestrator.reports.worth import Worth, typical
 from orchestrator.storage import Json
 
 Row = Mapping[str, object]
@@ -39,6 +40,9 @@ class SlotRow:
     control_cpu_s: float
     num_late: int
     num_operations: int
+    marginal_values: Mapping[str, float]
+    price_per_hour_usd: Mapping[str, float]  # of a device, by pool
+    idle_pools: tuple[str, ...]
 
     @property
     def error_ratio(self) -> float | None:
@@ -167,6 +171,22 @@ class RunFound:
         return math.fsum(e.usd for e in self.ledger if e.cause == "standing")
 
     @property
+    def worth(self) -> Worth | None:
+        """What one more of each thing was worth, as medians over slots; None: never known."""
+        values = typical([slot.marginal_values for slot in self.slots])
+        if not values:
+            return None
+        prices: dict[str, float] = {}
+        for slot in self.slots:
+            prices |= slot.price_per_hour_usd  # the newest of each pool
+        return Worth(
+            beside="the plan of each slot, median over slots",
+            values=tuple(values.items()),
+            prices=tuple(prices.items()),
+            idle=self.slots[-1].idle_pools,
+        )
+
+    @property
     def plans(self) -> tuple[PlanSpan, ...]:
         """The plans that ran, in order; a slot in which next to no time passed ran none."""
         spans: list[list[SlotRow]] = []
@@ -267,6 +287,7 @@ def report_data(
         "bound_held": found.bound_held,
         "pools": [storage.to_json(pool) for pool in found.pools],
         "plans": [storage.to_json(span) for span in found.plans],
+        "marginal_values": dict(found.worth.values) if found.worth else {},
         "events": [storage.to_json(event) for event in found.events],
         "comparisons": [storage.to_json(row) for row in found.comparisons],
         "control_cpu_s_per_slot": (
@@ -295,6 +316,7 @@ def number_of(row: Row, key: str) -> float | None:
 
 def _slot_row(row: Row) -> SlotRow:
     predicted, measured = _map(row, "predicted"), _map(row, "measured")
+    devices = [d for d in _map(row, "devices").values() if isinstance(d, dict)]
     return SlotRow(
         slot=_int(row, "slot"),
         time_s=number_of(row, "time_s") or 0.0,
@@ -311,6 +333,15 @@ def _slot_row(row: Row) -> SlotRow:
         control_cpu_s=number_of(row, "control_cpu_s") or 0.0,
         num_late=_int(row, "num_late"),
         num_operations=_int(row, "num_operations"),
+        marginal_values={
+            name: float(value)
+            for name, value in _map(row, "marginal_values").items()
+            if isinstance(value, int | float)
+        },
+        price_per_hour_usd={
+            str(d["pool"]): float(d["price_per_hour"]) for d in devices if d.get("state") != "lost"
+        },
+        idle_pools=tuple(sorted({str(d["pool"]) for d in devices if d.get("state") == "idle"})),
     )
 
 

@@ -9,6 +9,7 @@ from rich.text import Text
 from orchestrator.reports import figures
 from orchestrator.reports.records import plan_words
 from orchestrator.reports.run_report import PlanSpan, RunFound, number_of
+from orchestrator.reports.tables import worth_table
 
 _EVENTS_SHOWN = 20
 
@@ -24,7 +25,8 @@ def print_report(
         grid.add_row(name, Text(value, style="bold"))
     console.print(grid)
     for table in (
-        comparison_table(found), _plans(found), _bill(found), _compared(compared), _events(found),
+        comparison_table(found), _plans(found), _bill(found), _worth(found), _compared(compared),
+        _events(found),
     ):  # fmt: skip
         if table is not None:
             console.print()
@@ -166,6 +168,10 @@ def _plans(found: RunFound) -> Table | None:
 
 def _bill(found: RunFound) -> Table | None:
     return _table("Bill", BILL_HEAD, bill_cells(found), 0)
+
+
+def _worth(found: RunFound) -> Table | None:
+    return worth_table(found.worth) if found.worth else None
 
 
 def _events(found: RunFound) -> Table | None:

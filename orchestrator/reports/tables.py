@@ -12,6 +12,7 @@ from orchestrator.core.plan import Plan
 from orchestrator.core.slot import StepEstimate
 from orchestrator.reports import figures
 from orchestrator.reports.records import plan_data, plan_words
+from orchestrator.reports.worth import WORTH_FIGURES, WORTH_HEAD, Worth, worth_cells
 from orchestrator.storage import Json
 
 ROW_HEAD = (
@@ -89,6 +90,18 @@ def plan_table(rows: Sequence[PlanRow], *, batch_samples: int) -> Parts:
         plans.add_row(cells[0], cells.pop(PLAN_COLUMN), style=style)
         numbers.add_row(*cells, style=style)
     return Parts(numbers, "", plans)
+
+
+def worth_table(worth: Worth) -> Table:
+    """What one more device, dollar or microbatch is worth, for a terminal."""
+    title = f"What one more adds beside {worth.beside}"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for index, name in enumerate(WORTH_HEAD):
+        right = index in WORTH_FIGURES
+        table.add_column(Text(name), justify="right" if right else "left", no_wrap=True)
+    for cells in worth_cells(worth):
+        table.add_row(*map(Text, cells))
+    return table
 
 
 def _figures(row: PlanRow) -> tuple[str, ...]:

@@ -17,8 +17,10 @@ from orchestrator.planning.event import timeline
 from orchestrator.planning.tables import LayerTables
 from orchestrator.reports.plan_page import Timeline
 from orchestrator.reports.tables import PlanRow, make_row, row_data
+from orchestrator.reports.worth import Worth
 from orchestrator.storage import Json
 from orchestrator.strategies.registry import make_strategy
+from orchestrator.whatif.worth import worth_beside
 
 PLAN_BASELINES = ("even-split", "proportional", "balanced-pipeline")
 """What ``lyray plan`` shows beside the chosen strategy."""
@@ -40,6 +42,7 @@ class WhatIf:
     rows: tuple[PlanRow, ...]
     timelines: tuple[Timeline, ...]  # of the first row's groups
     notes: tuple[str, ...]
+    worth: Worth | None = None  # None: nothing runs
 
     @property
     def chosen(self) -> PlanRow:
@@ -108,6 +111,7 @@ def what_if(config: RunConfig, measured: ModelProfile, *, stopwatch: Callable[[]
         rows=tuple(rows),
         timelines=tuple(timeline(cost, g, best.plan.schedule) for g in best.plan.groups),
         notes=(*_notes(config, problem, rows), *search.notes),
+        worth=worth_beside(problem, [best, *search.seen], search.limits, billing_speedup=speedup),
     )
 
 
@@ -121,6 +125,8 @@ def what_if_data(config: RunConfig, found: WhatIf) -> dict[str, Json]:
         "billing_speedup": config.emulation.billing_speedup,
         "chosen": found.chosen.strategy,
         "candidates": [row_data(row, cluster) for row in found.rows],
+        "marginal_values": dict(found.worth.values) if found.worth else {},
+        "marginal_values_beside": found.worth.beside if found.worth else "",
         "notes": list(found.notes),
     }
 
@@ -133,10 +139,12 @@ class _Search:
     ) -> None:
         self._problem, self._stopwatch = problem, stopwatch
         self._deadline_s = config.control.plan_deadline_s
-        self._limits = make_rows(
+        self._strategy = config.control.strategy
+        self.limits = make_rows(
             config.budget.limits, billing_speedup=config.emulation.billing_speedup
         )
         self.notes: list[str] = []
+        self.seen: list[Candidate] = []  # of the file's own strategy, obeying the limits
 
     def first_running(self, strategy: str) -> Candidate:
         """A strategy's best candidate that obeys the limits; idle only where it has nothing else.
@@ -153,8 +161,9 @@ class _Search:
             )
         running = [c for c in found if not c.plan.is_idle]
         obedient = self._obedient(running)
+        self.seen += obedient if strategy == self._strategy else ()
         if running and not obedient:
-            limits = ", ".join(row.name for row in self._limits)
+            limits = ", ".join(row.name for row in self.limits)
             raise InfeasibleError(
                 f"no plan found obeys every limit of budget.limits ({limits}); raise the limits"
             )
@@ -172,6 +181,7 @@ class _Search:
             price = high if found is None else (low + high) / 2
             priced = replace(self._problem, backlog_usd=price)
             candidates = self._obedient(proposer.propose(priced, out_of_time=out_of_time))
+            self.seen += candidates
             fitting = [c for c in candidates if 0 < c.estimate.cost_usd_per_s <= budget]
             fitting = [c for c in fitting if not c.plan.is_idle]
             if fitting:
@@ -187,7 +197,7 @@ class _Search:
 
     def _obedient(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         cost = CostModel(self._problem)
-        return [c for c in candidates if broken(cost, self._limits, c) is None]
+        return [c for c in candidates if broken(cost, self.limits, c) is None]
 
     def _deadline(self) -> Callable[[], bool]:
         end_s = self._stopwatch() + self._deadline_s

@@ -12,6 +12,7 @@ from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime, timeline
 from orchestrator.reports.plan_page import plan_page, trace_json
 from orchestrator.reports.tables import PlanRow, make_row, plan_table, row_data
+from orchestrator.reports.worth import Worth
 from tests.unit.builders import (
     GIB,
     make_cluster,
@@ -30,6 +31,7 @@ ESTIMATE = retime(COST, GROUPS, "1f1b")
 ROW = make_row("joint", PLAN, ESTIMATE, CLUSTER, billing_speedup=60.0)
 REFUSED = PlanRow("even-split", make_plan(), IDLE_ESTIMATE, 0.0, None, problem="too <large>")
 TIMELINES = [timeline(COST, group, "1f1b") for group in GROUPS]
+WORTH = Worth("the <best> plan", (("device_samples_per_s.fast", 4.0),), (("fast", 3.67),))
 VOID = {"meta", "br"}
 
 
@@ -90,7 +92,7 @@ def test_the_table_ticks_the_chosen_plan_and_says_why_another_is_refused() -> No
 
 def test_the_page_stands_alone_and_draws_every_instruction() -> None:
     page = plan_page(
-        "a<b", [replace(ROW, chosen=True), REFUSED], ROW, CLUSTER, TIMELINES, ["a <note>"]
+        "a<b", [replace(ROW, chosen=True), REFUSED], CLUSTER, TIMELINES, ["a <note>"], WORTH
     )
     found = read_page(page)
     assert not found.outside  # no resource from anywhere else
@@ -98,13 +100,14 @@ def test_the_page_stands_alone_and_draws_every_instruction() -> None:
     assert "http" not in page
     assert "prefers-color-scheme: dark" in page
     assert "a<b: what would run" in found.text
+    assert "device of fast" in found.text
     titles = [t for t in found.text if "of microbatch" in t]
     assert len(titles) == 2 * (2 * 4 + 2)  # forward and backward on each stage
 
 
 def test_an_idle_plan_makes_a_page_too() -> None:
     idle = make_row("do-nothing", make_plan(), IDLE_ESTIMATE, CLUSTER, 1.0)
-    found = read_page(plan_page("x", [idle], idle, CLUSTER, []))
+    found = read_page(plan_page("x", [idle], CLUSTER, []))
     assert "Nothing runs: every device is idle." in found.text
 
 

@@ -156,6 +156,7 @@ def test_json_text_and_page_tell_the_same(run_dir: str) -> None:
     found = read_run(run_dir)
     data = json.loads(json.dumps(report_data(found), allow_nan=False))
     assert data["steps"] == 40
+    assert data["marginal_values"] == {"device_samples_per_s.fast": 0.3}
     assert data["most_over_budget"]["slot"] == 3
     screen = StringIO()
     print_report(Console(file=screen, width=200), found, (("fast", 6.0, 6.5),))

@@ -75,3 +75,19 @@ def test_notes_name_the_times_that_nobody_measured() -> None:
     beyond = [n for n in _what_if().notes if n.startswith("Times beyond the measured ones")]
     assert len(beyond) == 1  # 13 samples end in a microbatch of 1, and 2 is the least measured
     assert "at 1 samples (2 and 4 measured)" in beyond[0]
+
+
+def test_one_more_device_has_a_break_even_price_only_where_the_budget_binds() -> None:
+    offers = "cluster.offers=[{pool: a, kind: a100-40, count: 4, price_per_hour: 1.0}]"
+    links = "cluster.links=[{within: zone, bandwidth_gbytes_per_s: 100}]"
+    small = make_profile({"a100-40": [0.1, 0.1]}, microbatches=(1, 2, 4))
+    changes = (offers, links, "training.global_batch=1200")
+    rich = _what_if(*changes, profile=small).worth
+    poor = _what_if(*changes, "budget.average_per_hour_usd=2", profile=small).worth
+    assert rich is not None
+    assert poor is not None
+    name = "device_break_even_per_hour_usd.a"
+    assert name not in dict(rich.values)
+    # Like devices beside no traffic to speak of: one more is worth what the others cost.
+    assert dict(poor.values)[name] == pytest.approx(1.0, rel=0.1)
+    assert dict(poor.values)["budget_samples_per_s"] == pytest.approx(1 / 0.6, rel=0.1)

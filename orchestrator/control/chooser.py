@@ -5,14 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from orchestrator.control.survey import survey
 from orchestrator.control.treasury import Treasury
 from orchestrator.core.slot import Candidate, Decision, PlanningProblem, StepEstimate
 from orchestrator.errors import InfeasibleError
 from orchestrator.planning.constraints import Row, broken
 from orchestrator.planning.cost import CostModel
+from orchestrator.planning.drift import Drift
 from orchestrator.planning.event import retime
 from orchestrator.planning.guards import LedgerView
-from orchestrator.planning.lyapunov import ControlOptions, Incumbent, decide
+from orchestrator.planning.lyapunov import ControlOptions, Incumbent, decide, idle_decision
 
 if TYPE_CHECKING:
     from orchestrator.planning.assignment import SlotAssignment
@@ -27,8 +29,11 @@ CAP_REACHED = "budget_cap_reached"
 SHRINK_FACTORS = (1.0, 3.0)
 """Prices of money, in units of the best samples per dollar, at which smaller plans win."""
 
-MAX_RATIO_ROUNDS = 4
-"""Searches that look for the most samples per dollar before the first slot."""
+MOVED_PRICE_RATIO = 1.1
+"""A slot that moves the price of money by more is searched for at the price of its end, too."""
+
+MAX_PRICE_ROUNDS = 3
+"""Searches of one slot at the prices that its own candidates lead to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +56,18 @@ class Chooser:
     control: ControlOptions
     stopwatch: Callable[[], float]
 
-    def seek_ratio(self, problem: PlanningProblem, treasury: Treasury) -> None:
-        """Teach the treasury rho before anything is spent.
-
-        The price of money is raised to the best ratio found until no plan is worth more
-        (Dinkelbach): a first V from the fastest plan alone would be too large.
+    def survey(self, problem: PlanningProblem, treasury: Treasury) -> None:
+        """Teach the treasury what the first slot can show; see ``control.survey``.
 
         Raises:
             InfeasibleError: If not even idling would keep the average.
         """
-        standing_usd_per_s = CostModel(problem).standing_usd_per_s
-        if treasury.may_idle and standing_usd_per_s > problem.budget_usd_per_s:
-            raise InfeasibleError(
-                "the devices that are billed while present cost "
-                f"{standing_usd_per_s / problem.budget_usd_per_s:.3g} times "
-                "budget.average_per_hour_usd even when nothing runs; raise it, offer fewer "
-                "devices, or write billed: while_used if unused ones are given back"
-            )
-        for _ in range(MAX_RATIO_ROUNDS):
-            best = treasury.best_ratio_samples_per_usd
-            priced = replace(problem, penalty_weight=1.0, backlog_usd=best)
-            found = self.strategy.propose(priced, out_of_time=self._deadline())
-            if not treasury.learn(candidate.estimate for candidate in found):
-                return
+        survey(
+            problem,
+            treasury,
+            lambda priced: self.strategy.propose(priced, out_of_time=self._deadline()),
+            self.rows,
+        )
 
     def choose(
         self,
@@ -96,12 +90,15 @@ class Chooser:
         Raises:
             InfeasibleError: If the model, or the user's limits, never allow a plan.
         """
+        if not problem.cluster.devices:
+            reason = "price_unknown: the price feed is too old for every pool that is on offer"
+            return Choice(idle_decision(problem.incumbent, problem.schedules[0], reason))
         started_s = self.stopwatch()
         found: tuple[Candidate, ...] = ()
         fallbacks = []
         if not go_on or incumbent_estimate(CostModel(problem), self.rows) is None:
             out_of_time = self._deadline()
-            found = self.strategy.propose(problem, out_of_time=out_of_time)
+            found = self._search(problem, out_of_time)
             if out_of_time():
                 fallbacks.append(
                     f"deadline: the best plan of {self.control.plan_deadline_s:g} s of search; "
@@ -110,7 +107,7 @@ class Chooser:
         if treasury.learn(candidate.estimate for candidate in found):
             problem = replace(
                 problem,
-                penalty_weight=treasury.penalty_weight,
+                penalty_weight=treasury.floored_weight,
                 backlog_usd=treasury.queues.backlog_usd,
             )
         cost = CostModel(problem)
@@ -133,6 +130,34 @@ class Chooser:
             marginal_values=solved.margins if solved else None,
             fallbacks=tuple(fallbacks),
         )
+
+    def _search(
+        self, problem: PlanningProblem, out_of_time: Callable[[], bool]
+    ) -> tuple[Candidate, ...]:
+        """Candidates at the price of money now, and at the one that the best of them leads to.
+
+        The best drift of a slot is the best score at the backlog of the slot's end (its first
+        order condition): the search that knows scores only is asked again there until it finds
+        nothing better.
+        """
+        drift = Drift.of(problem, self.control.slot_s)
+        found = self.strategy.propose(problem, out_of_time=out_of_time)
+        asked_usd, best = problem.backlog_usd, _best_of_slot(found, drift)
+        for _ in range(MAX_PRICE_ROUNDS):
+            if best is None or out_of_time():
+                break
+            after_usd = drift.backlog_after_usd(best.estimate.cost_usd_per_s)
+            least_usd, most_usd = sorted((asked_usd, after_usd))
+            if most_usd <= MOVED_PRICE_RATIO * least_usd:
+                break
+            asked_usd = after_usd
+            there = replace(problem, backlog_usd=asked_usd)
+            more = self.strategy.propose(there, out_of_time=out_of_time)
+            found = tuple({c.plan: c for c in (*more, *found)}.values())  # the first ones stay
+            before, best = best, _best_of_slot(found, drift)
+            if best is before:
+                break
+        return found
 
     def _decide(
         self,
@@ -192,6 +217,11 @@ def incumbent_estimate(cost: CostModel, rows: Sequence[Row]) -> StepEstimate | N
         return None
     estimate = retime(cost, plan.groups, plan.schedule)
     return None if broken(cost, rows, Candidate(plan, estimate)) else estimate
+
+
+def _best_of_slot(candidates: Sequence[Candidate], drift: Drift) -> Candidate | None:
+    running = (c for c in candidates if not c.plan.is_idle)
+    return max(running, key=lambda c: drift.slot_score(c.estimate), default=None)
 
 
 def _any_runs(candidates: Sequence[Candidate]) -> bool:

@@ -22,6 +22,7 @@ from orchestrator.core.slot import (
     StepEstimate,
     StepReport,
 )
+from orchestrator.telemetry.estimator import PriceDoubt
 
 if TYPE_CHECKING:
     from orchestrator.control.chooser import Choice
@@ -84,10 +85,16 @@ class Totals:
     samples: int
     backlog_usd: float
     penalty_weight: float
+    price_of_money_samples_per_usd: float
+    progress_backlog_usd: float
+    forgiven_usd: float
+    time_constant_s: float  # of the run's clock, as is the next
+    coherence_s: float | None
     spent_usd: float
     budget_usd: float
     overspend_bound_usd: float
     stragglers: tuple[str, ...]
+    doubts: tuple[PriceDoubt, ...]
     price_age_s: tuple[tuple[str, float], ...]
     control_cpu_s: float
 
@@ -109,7 +116,7 @@ def make_record(slot: Settled, choice: "Choice", totals: Totals, clock: Clock) -
         measured=measured_rates(slot, clock),
         backlog_usd=totals.backlog_usd,
         penalty_weight=totals.penalty_weight,
-        price_of_money_samples_per_usd=totals.backlog_usd / totals.penalty_weight,
+        price_of_money_samples_per_usd=totals.price_of_money_samples_per_usd,
         marginal_values=(
             choice.marginal_values.named(clock.per_hour(1.0)) if choice.marginal_values else ()
         ),
@@ -128,11 +135,31 @@ def make_record(slot: Settled, choice: "Choice", totals: Totals, clock: Clock) -
         num_late=sum(report.num_late for report in slot.reports),
         num_operations=sum(report.num_operations for report in slot.reports),
         stragglers=totals.stragglers,
-        fallbacks=choice.fallbacks,
+        fallbacks=(*choice.fallbacks, *(doubt_text(doubt, clock) for doubt in totals.doubts)),
         group_step_s=group_step_s(slot),
         bubble_ratio=bubble_ratio(slot),
         price_age_s=totals.price_age_s,
+        progress_backlog_usd=totals.progress_backlog_usd,
+        forgiven_usd=totals.forgiven_usd,
+        time_constant_s=clock.billed_s(totals.time_constant_s),
+        coherence_s=None if totals.coherence_s is None else clock.billed_s(totals.coherence_s),
     )
+
+
+def doubt_text(doubt: PriceDoubt, clock: Clock) -> str:
+    """Which price is not known, why, and what the pool counts at meanwhile."""
+    counted = f"it counts at {clock.per_hour(doubt.counted_usd_per_s):.4g} $/h"
+    if doubt.cause == "stale":
+        why = (
+            f"last read {clock.billed_s(doubt.age_s) / 60:.3g} minutes ago, longer than "
+            "cluster.price_feed.max_age_s"
+        )
+        return f"price: pool {doubt.pool}: {why}; {counted}, its upper price, and takes no devices"
+    if doubt.cause == "jump" and doubt.read_usd_per_s is not None:
+        why = f"a sudden {clock.per_hour(doubt.read_usd_per_s):.4g} $/h is not believed yet"
+    else:
+        why = "no price was read in the last slot"
+    return f"price: pool {doubt.pool}: {why}; {counted}"
 
 
 def predicted_rates(estimate: StepEstimate, clock: Clock) -> Rates:
@@ -243,6 +270,17 @@ class Scribe:
             )
             for offer in now.offers
             if offer.pool in old and offer.price_usd_per_s != old[offer.pool]
+        ]
+
+    def doubts(
+        self, before: Sequence[PriceDoubt], now: Sequence[PriceDoubt], clock: Clock
+    ) -> list[RunEvent]:
+        """Prices newly doubted; how long they stay so is in every slot's record."""
+        known = {(doubt.pool, doubt.cause) for doubt in before}
+        return [
+            self._event("price", doubt_text(doubt, clock).removeprefix("price: "))
+            for doubt in now
+            if (doubt.pool, doubt.cause) not in known
         ]
 
     def stragglers(

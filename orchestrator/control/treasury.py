@@ -1,4 +1,4 @@
-"""The money side of the loop: backlog, weight V, what may still be spent, and the bound printed."""
+"""The money side of the loop: queues, weight V, what may still be spent, and the bound printed."""
 
 import logging
 from collections.abc import Iterable
@@ -8,6 +8,7 @@ from orchestrator.control.ledger import Ledger, slot_bill_bound_usd
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.durable import ControlState
 from orchestrator.core.slot import StepEstimate
+from orchestrator.planning.frontier import BudgetValue
 from orchestrator.planning.guards import OVERRUN_STEPS, LedgerView
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import (
@@ -26,7 +27,7 @@ CHECKPOINT_RESERVE_S = 2.0
 
 
 class Treasury:
-    """Holds the virtual queue and V, and learns rho, the most samples per dollar seen.
+    """Holds the virtual queues and V, and learns rho, the most samples per dollar seen.
 
     Source: docs/model.md, sections 4.1, 4.4 and 4.5.
     """
@@ -47,31 +48,76 @@ class Treasury:
         # While nothing is owed any V ranks alike.
         self.penalty_weight = control.penalty_weight or 1.0
         self.slot_bill_max_usd = self.budget_usd_per_s * control.slot_s
+        self.placeholder_usd: float | None = None
+        """Q_0: where the backlog began; None while the price of money is not estimated."""
+        self.reference_samples_per_s = 0.0
+        """r_ref: the rate expected at b; 0: not known."""
+        self.estimated_backlog_usd = 0.0
+        """V lambda_hat as estimated in this life of the run, whatever a cap made of it."""
         if state:
-            self.queues = Queues(state.backlog_usd, state.forgiven_usd)
+            self.queues = Queues(
+                state.backlog_usd,
+                state.forgiven_usd,
+                state.progress_backlog_usd,
+                state.progress_backlog_max_usd,
+            )
             self.best_ratio_samples_per_usd = state.best_ratio_samples_per_usd
             self.penalty_weight = state.penalty_weight
             self.slot_bill_max_usd = state.slot_bill_max_usd
+            self.placeholder_usd = state.placeholder_usd
+            self.reference_samples_per_s = state.reference_samples_per_s
 
     def learn(self, estimates: Iterable[StepEstimate]) -> bool:
         """Raise rho if a plan gives more samples per dollar than any before; V and Q follow.
 
-        Returns whether it did. The price of money Q/V does not move.
+        Returns whether it did. The price of money Q/V' does not move.
         """
         ratios = (e.samples_per_usd for e in estimates if e.cost_usd_per_s > 0)
         best = max(ratios, default=0.0)
         if best <= self.best_ratio_samples_per_usd:
             return False
         first, self.best_ratio_samples_per_usd = self.best_ratio_samples_per_usd == 0, best
-        if self._control.penalty_weight is None:
-            old = self.penalty_weight
-            self.penalty_weight = penalty_weight(
-                self._control.kappa_ratio, self.budget_usd_per_s, self._horizon_s, best
-            )
-            if not first:
-                self.queues = self.queues.rescaled(old, self.penalty_weight)
+        self._weigh(first=first)
         logger.info("best ratio now %.6g samples/$, V %.6g $^2/sample", best, self.penalty_weight)
         return True
+
+    def open(self, value: BudgetValue) -> None:
+        """Start the backlog at the estimated price of money, before anything is spent.
+
+        A backlog of ``Q_0 = V lambda_hat`` that nobody owes spares the overspending by which the
+        queue would otherwise find its level; what the average allows is the less by it.
+
+        Args:
+            value: Of the budget in the states known so far; its rate is r_ref.
+
+        Source: docs/model.md, section 4.4.
+        """
+        self.placeholder_usd = 0.0
+        self._weigh(first=True)
+        price = min(value.price_of_money_samples_per_usd, self.best_ratio_samples_per_usd)
+        self.estimated_backlog_usd = self.penalty_weight * price
+        cap_usd = inf if self.queue_cap_usd is None else self.queue_cap_usd
+        self.placeholder_usd = min(self.estimated_backlog_usd, cap_usd)
+        self.queues = Queues(self.placeholder_usd)
+        self.reference_samples_per_s = value.samples_per_s
+
+    def _weigh(self, *, first: bool) -> None:
+        """Set V from kappa and rho; unless it is the first one, Q and Z follow."""
+        if self._control.penalty_weight is not None:
+            return
+        old = self.penalty_weight
+        self.penalty_weight = penalty_weight(
+            self._kappa_ratio,
+            self.budget_usd_per_s,
+            self._horizon_s,
+            self.best_ratio_samples_per_usd,
+        )
+        if not first:
+            self.queues = self.queues.rescaled(old, self.penalty_weight)
+
+    @property
+    def _kappa_ratio(self) -> float:
+        return self._control.kappa_ratio(estimated=self.placeholder_usd is not None)
 
     @property
     def may_idle(self) -> bool:
@@ -79,22 +125,64 @@ class Treasury:
         return self._budget.allow_idle
 
     @property
+    def progress_weight(self) -> float:
+        """omega_z in $/sample: what the floor counts a missing sample as; 0: there is no floor."""
+        floor = self._budget.min_samples_per_s
+        if not floor:
+            return 0.0
+        return self.budget_usd_per_s / (self.reference_samples_per_s or floor)
+
+    @property
+    def floored_weight(self) -> float:
+        """V' = V + omega_z Z: what plans are scored with."""
+        return self.penalty_weight + self.progress_weight * self.queues.progress_usd
+
+    @property
+    def price_of_money_samples_per_usd(self) -> float:
+        """Price of money: lambda = Q/V'."""
+        return self.queues.backlog_usd / self.floored_weight
+
+    @property
+    def time_constant_s(self) -> float:
+        """tau_V = V lambda / b, in seconds of the run's clock: how fast the price can follow."""
+        return self.penalty_weight * self.price_of_money_samples_per_usd / self.budget_usd_per_s
+
+    @property
     def line_usd(self) -> float:
-        """``V rho_hat``: above ``b t`` by more than this, only idling is allowed."""
-        return self.penalty_weight * RATIO_HEADROOM * self.best_ratio_samples_per_usd
+        """``V rho_hat - Q_0``: above ``b t`` by more than this, only idling is allowed.
+
+        With a progress floor V is the largest V' so far: what the floor could not get for the
+        budget it takes from the average.
+        """
+        weight = self.penalty_weight + self.progress_weight * self.queues.progress_max_usd
+        line_usd = weight * RATIO_HEADROOM * self.best_ratio_samples_per_usd
+        return max(0.0, line_usd - (self.placeholder_usd or 0.0))
+
+    @property
+    def queue_cap_usd(self) -> float | None:
+        """Largest backlog; None: nothing is ever forgiven."""
+        return queue_cap_usd(
+            self._budget, self._kappa_ratio, self.budget_usd_per_s, self._horizon_s
+        )
 
     def charge(
-        self, bill_usd: float, since: ClusterState, now: ClusterState, running: StepEstimate
+        self,
+        bill_usd: float,
+        since: ClusterState,
+        now: ClusterState,
+        running: StepEstimate,
+        *,
+        samples: int = 0,
     ) -> None:
-        """Advance the queue by a slot, with its bill and its real length."""
+        """Advance the queues by a slot, with its bill, its samples and its real length."""
         elapsed_s = now.now_s - since.now_s
+        missing = self._budget.min_samples_per_s * elapsed_s - samples
         self.queues = self.queues.update(
             bill_usd,
             self.budget_usd_per_s,
             elapsed_s,
-            cap_usd=queue_cap_usd(
-                self._budget, self._control.kappa_ratio, self.budget_usd_per_s, self._horizon_s
-            ),
+            cap_usd=self.queue_cap_usd,
+            shortfall_usd=self.progress_weight * missing,
         )
         held_s = elapsed_s + OVERRUN_STEPS * running.step_s
         largest_usd = max(

@@ -127,6 +127,7 @@ class Offer:
     valid_from_s: float = 0.0
     max_price_usd_per_s: float | None = None
     billed: Billed = "while_used"
+    read_s: float | None = None  # when a feed last gave the price; None: it needs no reading
 
     def __post_init__(self) -> None:
         if not (self.price_usd_per_s > 0 and math.isfinite(self.price_usd_per_s)):
@@ -134,6 +135,16 @@ class Offer:
                 f"pool {self.pool!r} is priced {self.price_usd_per_s} $/s; a price must be "
                 "positive and finite"
             )
+
+    @property
+    def upper_usd_per_s(self) -> float:
+        """Most that the price may be after a jump: the declared limit, else ``PRICE_JUMP`` times.
+
+        Source: docs/model.md, section 4.5.
+        """
+        if self.max_price_usd_per_s is not None:
+            return max(self.price_usd_per_s, self.max_price_usd_per_s)
+        return self.price_usd_per_s * PRICE_JUMP
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,18 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class AlarmMark:
+    """Queues and totals at one moment, between which the alarm of section 4.6 looks for growth."""
+
+    time_s: float  # of the run's clock
+    backlog_usd: float  # Q
+    progress_usd: float  # Z
+    penalty_weight: float  # V: the scale of both
+    spent_usd: float
+    samples: int  # committed
+
+
+@dataclass(frozen=True, slots=True)
 class ControlState:
     """All that the loop needs to go on after its process died."""
 
@@ -94,3 +106,8 @@ class ControlState:
     holds: tuple[Hold, ...] = ()
     forgiven_usd: float = 0.0  # cut off the backlog by ``budget.queue_cap``
     slot_bill_max_usd: float = 0.0  # C_max so far
+    progress_backlog_usd: float = 0.0  # Z of ``budget.min_samples_per_s``
+    progress_backlog_max_usd: float = 0.0
+    placeholder_usd: float | None = None  # Q_0; None: the price of money was never estimated
+    reference_samples_per_s: float = 0.0  # r_ref, the rate expected at the budget
+    alarm_marks: tuple[AlarmMark, ...] = ()  # of the last window

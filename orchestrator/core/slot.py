@@ -118,7 +118,7 @@ class PlanningProblem:
     schedules: tuple[str, ...]
     max_team: int
     overlap: bool
-    penalty_weight: float  # V', $^2/sample
+    penalty_weight: float  # V' = V + omega_z Z, $^2/sample
     backlog_usd: float  # Q
     budget_usd_per_s: float
     incumbent: Plan | None
@@ -276,6 +276,10 @@ class SlotRecord:
     group_step_s: tuple[float, ...] = ()  # per group, measured compute of its busiest stage
     bubble_ratio: float | None = None
     price_age_s: tuple[tuple[str, float], ...] = field(default=())
+    progress_backlog_usd: float = 0.0  # Z: what is missing to the progress floor
+    forgiven_usd: float = 0.0  # cut off the backlog by ``budget.queue_cap`` so far
+    time_constant_s: float | None = None  # tau_V = V lambda / b
+    coherence_s: float | None = None  # for how long prices and speeds last; None: not known
 
 
 OutcomeStatus = Literal["finished", "budget", "stopped"]
@@ -313,7 +317,8 @@ class CommittedStep:
 
 RunEventKind = Literal[
     "started", "resumed", "joined", "lost", "notice", "failed", "straggler", "recovered", "replan",
-    "price", "fallback", "checkpoint", "skipped", "finished", "budget", "stopped",
+    "price", "fallback", "checkpoint", "skipped", "alarm", "warning", "finished", "budget",
+    "stopped",
 ]  # fmt: skip
 
 

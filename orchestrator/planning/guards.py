@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.core.cluster import PRICE_JUMP, ClusterState, Offer
+from orchestrator.core.cluster import ClusterState, Offer
 from orchestrator.core.plan import Migration
 from orchestrator.core.slot import NO_MIGRATION, Candidate, PlanningProblem
 
@@ -23,7 +23,7 @@ class LedgerView:
     """``b t``: what the average allows up to now."""
 
     line_usd: float
-    """``kappa b H``: above ``b t`` by more than this, only idling is allowed."""
+    """``V rho_hat - Q_0``: above ``b t`` by more than this, only idling is allowed."""
 
     total_usd: float | None = None
     """Hard cap on the whole run."""
@@ -145,8 +145,5 @@ def _quanta_s(offer: Offer, duration_s: float) -> float:
 
 def _upper_prices_usd_per_s(offer: Offer) -> tuple[float, float]:
     """The price to count with in the slot, and the one after an unforeseen jump."""
-    price = offer.price_usd_per_s
-    if offer.max_price_usd_per_s is not None:
-        highest = max(price, offer.max_price_usd_per_s)
-        return highest, highest
-    return price * (PRICE_JUMP if offer.spot else 1.0), price * PRICE_JUMP
+    foreseen = offer.spot or offer.max_price_usd_per_s is not None
+    return offer.upper_usd_per_s if foreseen else offer.price_usd_per_s, offer.upper_usd_per_s

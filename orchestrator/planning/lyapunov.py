@@ -1,7 +1,7 @@
 """The decision of a slot: drift plus penalty under guards that bind every strategy."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from orchestrator.core.plan import Migration, Plan
@@ -13,6 +13,7 @@ from orchestrator.core.slot import (
     PlanningProblem,
     StepEstimate,
 )
+from orchestrator.planning.drift import Drift, Lead
 from orchestrator.planning.guards import LedgerView, affordable_s, move_usd
 from orchestrator.planning.migration import plan_migration
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 DEFAULT_KAPPA = 0.05
 """Overspend share when the backlog starts at zero (docs/model.md, section 4.4)."""
+
+KAPPA_WITH_ESTIMATE = 0.2
+"""Overspend share when it starts at an estimated price of money: less of it is spent early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,7 @@ class ControlOptions:
     """D, the planning epoch, in seconds of the run's clock."""
 
     kappa: Literal["auto"] | float = "auto"
-    """Sets V = kappa b H / rho."""
+    """Sets V = kappa b H / rho; auto: 0.2 with an estimated price of money, else 0.05."""
 
     penalty_weight: float | None = None
     """V itself, in $^2/sample; overrides kappa's."""
@@ -75,10 +79,11 @@ class ControlOptions:
         if not 1 <= self.max_team <= 8:
             raise ValueError(f"max_team is {self.max_team}; it lies between 1 and 8")
 
-    @property
-    def kappa_ratio(self) -> float:
-        """The overspend share as a number."""
-        return DEFAULT_KAPPA if isinstance(self.kappa, str) else self.kappa
+    def kappa_ratio(self, *, estimated: bool) -> float:
+        """The overspend share as a number; ``estimated``: the backlog starts at V lambda_hat."""
+        if not isinstance(self.kappa, str):
+            return self.kappa
+        return KAPPA_WITH_ESTIMATE if estimated else DEFAULT_KAPPA
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +96,9 @@ class Incumbent:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """An admissible plan with its score, its way in, and how long the cap lets it run."""
+    """An admissible plan with its way in, and how long the cap lets it run."""
 
     candidate: Candidate
-    score: float
     migration: Migration
     run_until_s: float | None
 
@@ -111,9 +115,18 @@ class _Scene:
     expected: StepEstimate | None  # what the incumbent was predicted to take until now
 
     @property
-    def idle_score(self) -> float:
-        """J of idle: minus the price of what is billed anyway."""
-        return self.cost.score(IDLE_ESTIMATE)
+    def idle(self) -> StepEstimate:
+        """Doing nothing: no samples, at the price of what is billed anyway."""
+        return replace(IDLE_ESTIMATE, cost_usd_per_s=self.cost.standing_usd_per_s)
+
+    def beats_idle(self, estimate: StepEstimate) -> bool:
+        """Whether J is at least that of idling: what G1 needs of every plan that runs."""
+        return self.cost.score(estimate) >= self.cost.score(IDLE_ESTIMATE)
+
+    @property
+    def drift(self) -> Drift:
+        """How the backlog of this slot moves under a plan."""
+        return Drift.of(self.problem, self.options.slot_s)
 
 
 def decide(
@@ -127,9 +140,10 @@ def decide(
 ) -> Decision:
     """Choose between idle, keeping the incumbent, and the candidates.
 
-    The best score wins, subject to: no plan worse than idle (G1); nothing but idle above the
-    ledger guard's line; what a plan may cost in a slot fits under the hard cap, or
-    ``run_until_s`` closes the slot early; a new plan pays for its pause within H_e slots.
+    The best drift plus penalty of a slot wins (``Drift.slot_score``), subject to: no plan whose
+    score J is worse than idle's (G1); nothing but idle above the ledger guard's line; what a
+    plan may cost in a slot fits under the hard cap, or ``run_until_s`` closes the slot early; a
+    new plan pays for its pause before its lead is gone, and within H_e slots.
 
     Args:
         problem: The slot; ``problem.incumbent`` is what ran until now.
@@ -161,11 +175,9 @@ def decide(
             f"budget_wait: {over_usd:.4g} $ more than the average allows are spent; "
             f"work goes on once it is less than {ledger.line_usd:.4g} $",
         )
-    worthwhile = [
-        c for c in ranked if not ledger.allow_idle or cost.score(c.estimate) >= scene.idle_score
-    ]
+    worthwhile = [c for c in ranked if not ledger.allow_idle or scene.beats_idle(c.estimate)]
     if not worthwhile:
-        best = ranked[0].estimate
+        best = max((c.estimate for c in ranked), key=cost.score)
         return _idle(
             scene,
             "budget_wait: no plan is worth its price; the best gives "
@@ -183,7 +195,7 @@ def decide(
 
 
 def _ranked(scene: _Scene, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Running plans, best score first; on a tie the incumbent, in its present state."""
+    """Running plans, best of a slot first; on a tie the incumbent, in its present state."""
     current = scene.current
     others = [
         c
@@ -191,7 +203,7 @@ def _ranked(scene: _Scene, candidates: Sequence[Candidate]) -> list[Candidate]:
         if not c.plan.is_idle and not (current and c.plan.same_work(current.plan))
     ]
     everyone = [current, *others] if current else others
-    return sorted(everyone, key=lambda c: -scene.cost.score(c.estimate))
+    return sorted(everyone, key=lambda c: -scene.drift.slot_score(c.estimate))
 
 
 def _under_cap(scene: _Scene, candidate: Candidate) -> _Option | None:
@@ -204,7 +216,7 @@ def _under_cap(scene: _Scene, candidate: Candidate) -> _Option | None:
         return None
     whole = runs_s >= slot_s + migration.pause_s
     run_until_s = None if whole else problem.cluster.now_s + runs_s
-    return _Option(candidate, scene.cost.score(candidate.estimate), migration, run_until_s)
+    return _Option(candidate, migration, run_until_s)
 
 
 def _choose(scene: _Scene, affordable: list[_Option], *, capped: bool) -> Decision:
@@ -221,12 +233,12 @@ def _choose(scene: _Scene, affordable: list[_Option], *, capped: bool) -> Decisi
     return _idle(
         scene,
         f"budget_wait: the best plan would not earn its pause of "
-        f"{affordable[0].migration.pause_s:.3g} s within {scene.options.hysteresis_slots} slots",
+        f"{affordable[0].migration.pause_s:.3g} s before its lead is gone",
     )
 
 
 def earns_pause(
-    gain_usd2_per_s: float,
+    lead: Lead,
     horizon_s: float,
     pause_s: float,
     worth_usd2_per_s: float,
@@ -235,7 +247,7 @@ def earns_pause(
     """Whether a change of plan gains more within ``H_e D`` than its pause and its moves cost.
 
     Args:
-        gain_usd2_per_s: J of the new plan minus that of what runs.
+        lead: J of the new plan above that of what runs.
         horizon_s: H_e D.
         pause_s: How long nothing runs.
         worth_usd2_per_s: V' times the larger of both rates.
@@ -243,32 +255,33 @@ def earns_pause(
 
     Source: docs/model.md, section 4.8.
     """
-    return horizon_s * gain_usd2_per_s > pause_s * worth_usd2_per_s + moved_usd2
+    return lead.gain_usd2(horizon_s) > pause_s * worth_usd2_per_s + moved_usd2
 
 
 def _pays(scene: _Scene, option: _Option, stay: _Option | None) -> bool:
-    """Whether the gain over H_e slots exceeds what the change costs in samples and dollars."""
-    problem = scene.problem
-    reference = stay.score if stay else scene.idle_score
-    rate = option.candidate.estimate.samples_per_s
-    if stay:
-        rate = max(rate, stay.candidate.estimate.samples_per_s)
+    """Whether the plan's lead, while it lasts, is worth more than the change costs."""
+    problem, new = scene.problem, option.candidate.estimate
+    old = stay.candidate.estimate if stay else scene.idle
     return earns_pause(
-        gain_usd2_per_s=option.score - reference,
+        scene.drift.lead(new, old),
         horizon_s=scene.options.hysteresis_slots * scene.options.slot_s,
         pause_s=option.migration.pause_s,
-        worth_usd2_per_s=problem.penalty_weight * rate,
+        worth_usd2_per_s=problem.penalty_weight * max(new.samples_per_s, old.samples_per_s),
         moved_usd2=problem.backlog_usd * move_usd(problem.cluster, option.migration),
     )
 
 
-def _idle(scene: _Scene, reason: str) -> Decision:
-    incumbent = scene.problem.incumbent
-    schedule = incumbent.schedule if incumbent else scene.problem.schedules[0]
-    generation = incumbent.generation if incumbent else 0
-    if incumbent and not incumbent.is_idle:
-        generation += 1
+def idle_decision(incumbent: Plan | None, schedule: str, reason: str) -> Decision:
+    """Nothing runs from now on, for this reason; ``schedule`` only where nothing ran before."""
+    generation = 0
+    if incumbent is not None:
+        schedule = incumbent.schedule
+        generation = incumbent.generation + (not incumbent.is_idle)
     return Decision("idle", Plan(generation, schedule), IDLE_ESTIMATE, reason)
+
+
+def _idle(scene: _Scene, reason: str) -> Decision:
+    return idle_decision(scene.problem.incumbent, scene.problem.schedules[0], reason)
 
 
 def _keep(scene: _Scene, stay: _Option, *, best: _Option) -> Decision:
@@ -276,7 +289,7 @@ def _keep(scene: _Scene, stay: _Option, *, best: _Option) -> Decision:
     if best is not stay:
         reason = (
             f"keep: a plan of {best.candidate.estimate.step_s:.4g} s a step would not earn its "
-            f"pause of {best.migration.pause_s:.3g} s within {scene.options.hysteresis_slots} slots"
+            f"pause of {best.migration.pause_s:.3g} s before its lead is gone"
         )
     plan, estimate = stay.candidate.plan, stay.candidate.estimate
     return Decision("keep", plan, estimate, reason, run_until_s=stay.run_until_s)

@@ -1,6 +1,7 @@
-"""The virtual queue that holds the long-term budget, the weight V, and what both guarantee."""
+"""Virtual queues of the budget and the progress floor, the weight V, and what they guarantee."""
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal
 
 RATIO_HEADROOM = 1.2
@@ -82,7 +83,7 @@ class BudgetOptions:
     """Largest backlog in dollars; what lies above is forgiven and reported."""
 
     min_samples_per_s: float = 0.0
-    """Progress floor, on average."""
+    """Progress floor: samples a second of the run's clock, on average; 0: none."""
 
     limits: tuple[LimitOptions, ...] = ()
     """Linear limits, obeyed in every slot."""
@@ -99,10 +100,10 @@ class BudgetOptions:
             raise ValueError(
                 f"queue_cap is {self.queue_cap}; write off, auto or a number of dollars"
             )
-        if self.min_samples_per_s:
+        if not 0 <= self.min_samples_per_s < inf:
             raise ValueError(
-                f"min_samples_per_s is {self.min_samples_per_s}; a progress floor is not supported "
-                "in this version; write 0"
+                f"min_samples_per_s is {self.min_samples_per_s}; write the samples a second that "
+                "the run must make on average, or 0 for no floor"
             )
 
     @property
@@ -113,14 +114,19 @@ class BudgetOptions:
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """Virtual queues at a slot's end; a bounded backlog means the budget holds on average."""
+    """Virtual queues at a slot's end; a bounded backlog means the constraint holds on average."""
 
-    backlog_usd: float = 0.0
+    backlog_usd: float = 0.0  # Q
     forgiven_usd: float = 0.0  # cut off by a cap so far; never paid back
+    progress_usd: float = 0.0  # Z: samples that the floor asks and that are missing, in dollars
+    progress_max_usd: float = 0.0  # the most Z ever was
 
     def __post_init__(self) -> None:
-        if not self.backlog_usd >= 0:
-            raise ValueError(f"backlog is {self.backlog_usd} $; it must not be negative")
+        for name in ("backlog_usd", "progress_usd"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(
+                    f"{name} of the queues is {getattr(self, name)} $; it must not be negative"
+                )
 
     def update(
         self,
@@ -129,34 +135,55 @@ class Queues:
         elapsed_s: float,
         *,
         cap_usd: float | None = None,
+        shortfall_usd: float = 0.0,
     ) -> "Queues":
-        """Advance by one slot: ``Q+ = max(Q + bill - b D, 0)``.
+        """Advance by one slot: ``Q+ = max(Q + bill - b D, 0)`` and ``Z+ = max(Z + shortfall, 0)``.
 
         Args:
             bill_usd: What the slot was billed, never what the model predicted.
             budget_usd_per_s: b.
             elapsed_s: The slot's real length D, never the nominal one.
             cap_usd: Largest backlog; what lies above is added to ``forgiven_usd``.
+            shortfall_usd: ``omega_z (r_min - r) D`` of the samples that were committed;
+                negative where they were more than the floor asks.
 
         Source: docs/model.md, section 4.1.
         """
         backlog_usd = max(0.0, self.backlog_usd + bill_usd - budget_usd_per_s * elapsed_s)
-        if cap_usd is None or backlog_usd <= cap_usd:
-            return replace(self, backlog_usd=backlog_usd)
-        return Queues(cap_usd, self.forgiven_usd + backlog_usd - cap_usd)
+        kept_usd = backlog_usd if cap_usd is None else min(backlog_usd, cap_usd)
+        progress_usd = max(0.0, self.progress_usd + shortfall_usd)
+        return Queues(
+            kept_usd,
+            self.forgiven_usd + backlog_usd - kept_usd,
+            progress_usd,
+            max(self.progress_max_usd, progress_usd),
+        )
 
     def rescaled(self, old_weight: float, new_weight: float) -> "Queues":
-        """The backlog after V moved: the price of money Q/V stays what it was.
+        """The queues after V moved: the price of money Q/V' stays what it was.
 
         Source: docs/model.md, section 4.4.
         """
-        return replace(self, backlog_usd=self.backlog_usd * new_weight / old_weight)
+        factor = new_weight / old_weight
+        return replace(
+            self,
+            backlog_usd=self.backlog_usd * factor,
+            progress_usd=self.progress_usd * factor,
+            progress_max_usd=self.progress_max_usd * factor,
+        )
 
 
 def penalty_weight(
-    kappa: float, budget_usd_per_s: float, horizon_s: float, rho_samples_per_usd: float
+    kappa: float,
+    budget_usd_per_s: float,
+    horizon_s: float,
+    rho_samples_per_usd: float,
+    opening_samples_per_usd: float = 0.0,
 ) -> float:
-    """V in $^2/sample: the backlog cannot exceed ``kappa b H`` by more than one slot's bill.
+    """V in $^2/sample: ``b t`` is never overspent by more than ``kappa b H`` and one slot's bill.
+
+    The backlog stays below ``V rho_hat`` (G1), and what is spent above ``b t`` below that less
+    Q_0: ``V = kappa b H / (rho_hat - lambda_hat)``.
 
     Args:
         kappa: Share of the horizon's budget that may be overspent on the way.
@@ -164,18 +191,21 @@ def penalty_weight(
         horizon_s: H, in the same seconds as b.
         rho_samples_per_usd: Most samples per dollar of any plan evaluated so far; the headroom
             ``RATIO_HEADROOM`` is added here.
+        opening_samples_per_usd: lambda_hat, at most rho: the price of money at which the backlog
+            opens, Q_0 = V lambda_hat; 0 where it opens empty.
 
     Raises:
-        ValueError: If one of them is not positive.
+        ValueError: If one of the others is not positive.
 
-    Source: docs/model.md, section 4.4.
+    Source: docs/model.md, sections 4.2 (G1) and 4.4.
     """
     arguments = (kappa, budget_usd_per_s, horizon_s, rho_samples_per_usd)
     if not all(value > 0 for value in arguments):
         raise ValueError(
             f"V needs positive kappa, budget, horizon and samples per dollar, not {arguments}"
         )
-    return kappa * budget_usd_per_s * horizon_s / (RATIO_HEADROOM * rho_samples_per_usd)
+    room_samples_per_usd = RATIO_HEADROOM * rho_samples_per_usd - opening_samples_per_usd
+    return kappa * budget_usd_per_s * horizon_s / room_samples_per_usd
 
 
 def queue_cap_usd(
@@ -205,7 +235,7 @@ def overspend_bound_usd(
     nothing (standing costs stay below b).
 
     Args:
-        line_usd: ``V rho_hat``, which is ``kappa b H`` where kappa sets V.
+        line_usd: ``V rho_hat - Q_0``; ``V rho_hat`` is ``kappa b H`` where kappa sets V.
         budget_usd_per_s: b.
         slot_bill_max_usd: C_max, the largest bill of one slot, blocks paid ahead included.
         slot_s: D, the length of that slot.

@@ -8,7 +8,8 @@ from importlib.metadata import version
 
 from orchestrator import storage
 from orchestrator.config import RunConfig
-from orchestrator.control.loop import ControlLoop, LoopOptions
+from orchestrator.control.books import LoopOptions
+from orchestrator.control.loop import ControlLoop
 from orchestrator.control.persistence import CheckpointStore, RunStore
 from orchestrator.core.slot import (
     Candidate,

@@ -26,6 +26,7 @@ class TraceEvent:
     pool: str | None = None
     speed_ratio: float | None = None  # of the device's own normal speed
     price_usd_per_s: float | None = None
+    read: bool = False  # the price is a row of a feed, which may fall silent
     lost: bool = False
     joined: int = 0
 
@@ -110,6 +111,7 @@ def price_trace(
                 at_s=at_s / billing_speedup,
                 pool=pool,
                 price_usd_per_s=price / 3600 * billing_speedup,
+                read=True,
             )
         )
     return tuple(events)
@@ -159,15 +161,19 @@ class World:
         self.cluster = replace(self.cluster, devices=devices)
 
     def _reprice(self, event: TraceEvent, price_usd_per_s: float, now_s: float) -> bool:
+        """Whether the price changed; a row of a feed that repeats it is a reading all the same."""
+        old = self.cluster.offers
         offers = tuple(
             replace(o, price_usd_per_s=price_usd_per_s, valid_from_s=now_s)
             if o.pool == event.pool and o.price_usd_per_s != price_usd_per_s
             else o
-            for o in self.cluster.offers
+            for o in old
         )
-        changed = offers != self.cluster.offers
-        self.cluster = replace(self.cluster, offers=offers)
-        return changed
+        read = tuple(
+            replace(o, read_s=now_s) if event.read and o.pool == event.pool else o for o in offers
+        )
+        self.cluster = replace(self.cluster, offers=read)
+        return offers != old
 
     def _lose(self, event: TraceEvent) -> list[ClusterEvent]:
         lost = [d for d in self.cluster.devices if event.touches(d)]

@@ -4,8 +4,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from math import exp, log
+from math import exp, inf, log
 from statistics import median
+from typing import Literal
 
 from orchestrator.core.cluster import PRICE_JUMP, ClusterState, Device, Offer
 from orchestrator.core.plan import Plan
@@ -92,15 +93,34 @@ class _Speed:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class PriceDoubt:
+    """Why the price of a pool is not the one that was read last; dollars per second of the run."""
+
+    pool: str
+    cause: Literal["jump", "missing", "stale"]
+    counted_usd_per_s: float  # what it is billed and planned at
+    read_usd_per_s: float | None = None  # not believed
+    age_s: float = 0.0  # since the newest price that was believed
+
+
 @dataclass(slots=True)
 class _Price:
     """The offer of a pool that is believed, when it was read, and readings not believed yet."""
 
     offer: Offer
     read_s: float
+    seen_s: float = -inf  # newest reading, believed or not
     doubted: list[float] = field(default_factory=list)
+    missing: bool = False
 
     def read(self, offer: Offer, now_s: float) -> None:
+        """Take a reading in: a feed's row counts once, any other price once a slot."""
+        self.missing = False
+        at_s = now_s if offer.read_s is None else offer.read_s
+        if offer.read_s is not None and at_s <= self.seen_s:
+            return
+        self.seen_s = at_s
         factor = offer.price_usd_per_s / self.offer.price_usd_per_s
         if not 1 / PRICE_JUMP <= factor <= PRICE_JUMP:
             first = self.doubted[0] if self.doubted else offer.price_usd_per_s
@@ -109,7 +129,23 @@ class _Price:
             self.doubted = [*self.doubted, first] if agrees else [offer.price_usd_per_s]
             if len(self.doubted) < CONFIRMING_READINGS:
                 return
-        self.offer, self.read_s, self.doubted = offer, now_s, []
+        self.offer, self.read_s, self.doubted = offer, at_s, []
+
+    def counted(self, now_s: float, max_age_s: float) -> Offer:
+        """The offer to plan and bill with: at its upper price once nobody knows the true one."""
+        if not self.is_stale(now_s, max_age_s):
+            return self.offer
+        upper = self.offer.upper_usd_per_s
+        return replace(
+            self.offer,
+            price_usd_per_s=upper,
+            max_price_usd_per_s=upper,
+            valid_from_s=self.read_s + max_age_s,
+        )
+
+    def is_stale(self, now_s: float, max_age_s: float) -> bool:
+        """Whether the newest believed reading is too old."""
+        return now_s - self.read_s > max_age_s
 
 
 class Estimator:
@@ -119,12 +155,22 @@ class Estimator:
     """
 
     def __init__(
-        self, cluster: ClusterState, *, straggler_ratio: float = 1.2, confirm_slots: int = 2
+        self,
+        cluster: ClusterState,
+        *,
+        straggler_ratio: float = 1.2,
+        confirm_slots: int = 2,
+        price_max_age_s: float | None = None,
     ) -> None:
-        """Start from the cluster as first seen; slow-downs known from before are in its devices."""
+        """Start from the cluster as first seen; slow-downs known from before are in its devices.
+
+        A price last read longer than ``price_max_age_s`` ago is not trusted: the pool counts at
+        its upper price. None: a price holds until the next one.
+        """
         self.cluster = cluster
         self._ratio = straggler_ratio
         self._confirm_slots = confirm_slots
+        self._max_age_s = inf if price_max_age_s is None else price_max_age_s
         self._speeds = {d.device_id: _Speed(level=log(d.slowdown)) for d in cluster.devices}
         self._prices = {offer.pool: _Price(offer, cluster.now_s) for offer in cluster.offers}
 
@@ -141,13 +187,33 @@ class Estimator:
         )
 
     @property
+    def doubts(self) -> tuple[PriceDoubt, ...]:
+        """Pools whose newest price was not believed, was missing from the last slot, or is old."""
+        now_s, found = self.cluster.now_s, []
+        for pool, price in sorted(self._prices.items()):
+            stale = price.is_stale(now_s, self._max_age_s)
+            if not (stale or price.doubted or price.missing):
+                continue
+            found.append(
+                PriceDoubt(
+                    pool,
+                    "stale" if stale else "jump" if price.doubted else "missing",
+                    price.counted(now_s, self._max_age_s).price_usd_per_s,
+                    price.doubted[0] if price.doubted else None,
+                    now_s - price.read_s,
+                )
+            )
+        return tuple(found)
+
+    @property
     def doubtful_pools(self) -> frozenset[str]:
-        """Pools whose newest price was not believed, or was missing from the last slot."""
-        return frozenset(
-            pool
-            for pool, price in self._prices.items()
-            if price.doubted or price.read_s < self.cluster.now_s
-        )
+        """Pools whose price is a guess."""
+        return frozenset(doubt.pool for doubt in self.doubts)
+
+    @property
+    def stale_pools(self) -> frozenset[str]:
+        """Pools whose price nobody knows any more: no further device of them is taken."""
+        return frozenset(doubt.pool for doubt in self.doubts if doubt.cause == "stale")
 
     @property
     def price_age_s(self) -> tuple[tuple[str, float], ...]:
@@ -173,6 +239,8 @@ class Estimator:
         for device_id, samples in self._samples(observation.reports, predicted, plan).items():
             self._speeds[device_id].fold(samples)
         self._count_slow_slots(present)
+        for price in self._prices.values():
+            price.missing = True
         for offer in observation.offers:
             known = self._prices.setdefault(offer.pool, _Price(offer, observation.now_s))
             known.read(offer, observation.now_s)
@@ -182,7 +250,9 @@ class Estimator:
                 replace(present[d], slowdown=_slowdown(self._speeds[d].level)) for d in present
             ),
             links=self.cluster.links,
-            offers=tuple(price.offer for price in self._prices.values()),
+            offers=tuple(
+                price.counted(observation.now_s, self._max_age_s) for price in self._prices.values()
+            ),
         )
         return self.cluster
 

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from orchestrator import storage
 from orchestrator.config import RunConfig
-from orchestrator.control.loop import ControlLoop, LoopOptions
+from orchestrator.control.books import LoopOptions
+from orchestrator.control.loop import ControlLoop
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.slot import SlotRecord
 from orchestrator.errors import ConfigError, InfeasibleError
@@ -70,7 +71,7 @@ def rehearse(config: RunConfig, measured: ModelProfile, *, days: float, strategy
         strategy: Instead of the file's own.
     """
     cluster, model = figures_of(config, measured)
-    speedup = config.emulation.billing_speedup
+    speedup, feed = config.emulation.billing_speedup, config.cluster.price_feed
     steps = config.training.steps or _ENDLESS_STEPS
     num_samples = steps * config.training.global_batch
     backend = SimulatedBackend(
@@ -92,6 +93,7 @@ def rehearse(config: RunConfig, measured: ModelProfile, *, days: float, strategy
             budget=config.budget,
             control=config.control,
             billing_speedup=speedup,
+            price_max_age_s=feed.max_age_s if feed else None,
             num_steps=steps,
             num_samples=num_samples,
             seed=config.run.seed,

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from orchestrator.control.loop import ControlLoop, LoopOptions
+from orchestrator.control.books import LoopOptions
+from orchestrator.control.loop import ControlLoop
 from orchestrator.core.cluster import ClusterState, Link, Offer
 from orchestrator.core.durable import ControlState, LedgerEntry
 from orchestrator.core.model import ModelProfile, TrainingOptions

@@ -75,7 +75,7 @@ def test_a_finished_run_says_so() -> None:
 def test_a_price_feed_moves_the_bill(tmp_path: Path) -> None:
     feed = tmp_path / "prices.csv"
     feed.write_text("time_s,pool,price_per_hour\n0,fast,1.0\n")
-    cheap = RunConfig.parse(CONFIG, [f"cluster.price_feed={{path: {feed}}}"])
+    cheap = RunConfig.parse(CONFIG, [f"cluster.price_feed={{path: {feed}, max_age_s: 1e7}}"])
     dear = rehearse(RunConfig.parse(CONFIG), a_profile(), days=DAYS, strategy="joint")
     result = rehearse(cheap, a_profile(), days=DAYS, strategy="joint")
     assert result.samples > dear.samples

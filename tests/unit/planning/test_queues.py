@@ -105,7 +105,7 @@ def test_weight_horizon_is_at_most_a_week() -> None:
         ({"average_per_hour_usd": 1.0, "total_usd": -3.0}, "total_usd"),
         ({"average_per_hour_usd": 1.0, "horizon_hours": 0.0}, "horizon_hours"),
         ({"average_per_hour_usd": 1.0, "queue_cap": -1.0}, "queue_cap"),
-        ({"average_per_hour_usd": 1.0, "min_samples_per_s": 5.0}, "not supported in this version"),
+        ({"average_per_hour_usd": 1.0, "min_samples_per_s": -5.0}, "min_samples_per_s is -5"),
     ],
 )
 def test_impossible_budget_is_refused_by_name(section: dict[str, float], named: str) -> None:

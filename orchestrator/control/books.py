@@ -1,0 +1,287 @@
+"""What a run knows of itself at a slot's end: cluster, bill, samples, queues, and warnings."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import fsum
+
+from orchestrator.control.alarms import Alarms
+from orchestrator.control.leases import LeaseBook
+from orchestrator.control.ledger import Ledger
+from orchestrator.control.records import Clock, Scribe, Settled, Totals
+from orchestrator.control.traffic import Traffic, move_traffic, step_traffic
+from orchestrator.control.treasury import Treasury
+from orchestrator.core.cluster import ClusterState
+from orchestrator.core.durable import ControlState
+from orchestrator.core.model import ModelProfile, TrainingOptions
+from orchestrator.core.plan import Plan
+from orchestrator.core.slot import (
+    CommittedStep,
+    Decision,
+    DeviceLost,
+    Observation,
+    RunEvent,
+    RunEventKind,
+    SlotJournal,
+)
+from orchestrator.planning.guards import LedgerView
+from orchestrator.planning.lyapunov import ControlOptions
+from orchestrator.planning.queues import BudgetOptions
+from orchestrator.telemetry.estimator import Estimator
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopOptions:
+    """The sections of the file that the loop obeys, and the size of the run."""
+
+    training: TrainingOptions
+    budget: BudgetOptions
+    control: ControlOptions
+    billing_speedup: float = 1.0
+    price_max_age_s: float | None = None
+    """Billed seconds after which a price of a feed is not trusted any more; None: for ever."""
+
+    num_steps: int
+    num_samples: int
+    """Positions of the whole run; only the last step may be short."""
+
+    seed: int = 0
+
+
+@dataclass(kw_only=True)
+class Books:
+    """Estimator, ledger, leases and treasury of a run, closed slot by slot. Decides nothing."""
+
+    options: LoopOptions
+    cluster: ClusterState
+    model: ModelProfile
+    state: ControlState | None = None
+    slot: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        options, state = self.options, self.state
+        self.clock = Clock(options.billing_speedup)
+        self.estimator = Estimator(
+            _as_known(self.cluster, state),
+            straggler_ratio=options.control.straggler.ratio,
+            confirm_slots=options.control.straggler.confirm_slots,
+            price_max_age_s=(
+                None
+                if options.price_max_age_s is None
+                else options.price_max_age_s / options.billing_speedup
+            ),
+        )
+        self.treasury = Treasury(
+            options.budget, options.control, billing_speedup=options.billing_speedup, state=state
+        )
+        self.alarms = Alarms(
+            options.budget, options.control, self.treasury, self.clock, state=state
+        )
+        self.ledger = Ledger(
+            billing_speedup=options.billing_speedup,
+            spent_usd=state.spent_usd if state else 0.0,
+            num_entries=state.num_ledger_entries if state else 0,
+            holds=state.holds if state else (),
+        )
+        self.leases = LeaseBook(
+            batch_samples=options.training.global_batch,
+            num_samples=options.num_samples,
+            next_step=state.next_step if state else 0,
+        )
+        self.slot = state.slot if state else 0
+        self.num_replans = state.num_replans if state else 0
+        self.num_skipped = state.num_skipped if state else 0
+        self.checkpoint_step = state.checkpoint_step if state else None
+        self._first_look = True
+        self._step_traffic: dict[int, tuple[Traffic, ...]] = {}  # of one step, by generation
+        self._moving: tuple[Traffic, ...] = ()  # of the last change of plan, not yet billed
+
+    @property
+    def scribe(self) -> Scribe:
+        """Writes the events of this moment."""
+        return Scribe(self.clock.billed_s(self.estimator.cluster.now_s), self.slot)
+
+    def grant(self, plan: Plan) -> None:
+        """Let a plan use samples."""
+        self.leases.grant(plan)
+        self._step_traffic = {
+            generation: traffic
+            for generation, traffic in self._step_traffic.items()
+            if self.leases.knows(generation)
+        }
+        self._step_traffic[plan.generation] = step_traffic(plan, self.estimator.cluster, self.model)
+
+    def take_over(self, decision: Decision, *, replans: bool) -> None:
+        """A plan of another generation follows: it moves layers and uses samples."""
+        self.num_replans += replans
+        self._moving = move_traffic(decision.migration.moves, self.estimator.cluster)
+        self.grant(decision.plan)
+
+    def settle(self, observation: Observation, running: Decision) -> tuple[Settled, SlotJournal]:
+        """Estimate, bill, commit and weigh what an observation brought."""
+        since, stragglers = self.estimator.cluster, self.estimator.stragglers
+        lasting, doubts = self.estimator.lasting_stragglers, self.estimator.doubts
+        first_events = self._begin(observation) if self._first_look else ()
+        now = self.estimator.update(observation, running.predicted, running.plan)
+        steps = self.leases.commit(observation.reports)
+        assert self.leases.next_step == observation.next_step, (
+            f"the backend is at step {observation.next_step}, but its reports commit only up to "
+            f"step {self.leases.next_step}"
+        )
+        entries = self.ledger.close(
+            observation.usage,
+            since,
+            now,
+            traffic=self._traffic(steps),
+            doubtful_pools=self.estimator.doubtful_pools,
+        )
+        bill_usd = fsum(entry.usd + entry.egress_usd for entry in entries)
+        samples = sum(step.samples for step in steps)
+        self.treasury.charge(bill_usd, since, now, running.predicted, samples=samples)
+        self.num_skipped += sum(step.skipped for step in steps)
+        newly_lasting = [d for d in self.estimator.lasting_stragglers if d not in lasting]
+        scribe = self.scribe
+        events = [
+            *first_events,
+            *self.checkpointed(observation.checkpoint_step),
+            *scribe.skipped(steps),
+            *scribe.cluster_events(observation.events),
+            *scribe.prices(since, now, self.clock),
+            *scribe.doubts(doubts, self.estimator.doubts, self.clock),
+            *scribe.stragglers(stragglers, self.estimator.stragglers, newly_lasting, now),
+            *self._warnings(now),
+        ]
+        settled = Settled(
+            plan=running.plan,
+            predicted=running.predicted,
+            from_s=since.now_s,
+            to_s=now.now_s,
+            bill_usd=bill_usd,
+            steps=steps,
+            reports=observation.reports,
+            lost=tuple(e.device_id for e in observation.events if isinstance(e, DeviceLost)),
+        )
+        return settled, SlotJournal(observation.reports, steps, entries, tuple(events))
+
+    def _warnings(self, now: ClusterState) -> list[RunEvent]:
+        found = self.alarms.look(now, self.ledger.spent_usd, self.leases.samples_committed)
+        for kind, text in found:
+            logger.warning("slot %s: %s: %s", self.slot, kind, text)
+        return [self.scribe.note(kind, text) for kind, text in found]
+
+    def _begin(self, observation: Observation) -> tuple[RunEvent, ...]:
+        """Start this life of the run where the backend stands, and say so."""
+        self._first_look = False
+        if not observation.reports:
+            self.leases.restart_at(observation.next_step)  # a restored checkpoint goes on there
+        kind: RunEventKind = "resumed" if self.state else "started"
+        return (self.scribe.note(kind, f"at step {observation.next_step}"),)
+
+    def checkpointed(self, step: int | None) -> tuple[RunEvent, ...]:
+        """Take note of the newest whole checkpoint; its event when it is new."""
+        if step is None or step == self.checkpoint_step:
+            return ()
+        self.checkpoint_step = step
+        return (self.scribe.note("checkpoint", f"whole; a resumed run goes on at step {step}"),)
+
+    def _traffic(self, steps: Sequence[CommittedStep]) -> tuple[Traffic, ...]:
+        """Egress of the committed steps and of the change of plan before them."""
+        sent, self._moving = list(self._moving), ()
+        for generation, traffic in self._step_traffic.items():
+            samples = sum(step.samples for step in steps if step.generation == generation)
+            sent += [t.times(samples / self.options.training.global_batch) for t in traffic]
+        return tuple(sent)
+
+    # What is kept and shown ----------------------------------------------------------
+
+    def plannable(self, incumbent: Plan | None) -> ClusterState:
+        """The cluster without devices that would be taken anew at a price nobody knows.
+
+        Those in use stay, at their pool's upper price, and so do those that are paid for
+        whether they are used or not.
+        """
+        cluster, stale = self.estimator.cluster, self.estimator.stale_pools
+        if not stale:
+            return cluster
+        held = {hold.device_id for hold in self.ledger.holds}
+        kept = held | set(incumbent.device_ids if incumbent else ())
+        devices = tuple(
+            device
+            for device in cluster.devices
+            if device.pool not in stale
+            or device.device_id in kept
+            or cluster.offer(device.pool).billed == "while_present"
+        )
+        return replace(cluster, devices=devices)
+
+    def view(self, running: Settled) -> LedgerView:
+        """What the guards of a decision need to know."""
+        return self.treasury.view(self.ledger, self.estimator.cluster, running.predicted)
+
+    def control_state(self, plan: Plan) -> ControlState:
+        """All that a later life of the run needs; ``plan`` runs, or ran last."""
+        treasury, cluster = self.treasury, self.estimator.cluster
+        queues = treasury.queues
+        return ControlState(
+            slot=self.slot + 1,
+            generation=plan.generation,
+            plan=plan,
+            time_s=cluster.now_s,
+            backlog_usd=queues.backlog_usd,
+            penalty_weight=treasury.penalty_weight,
+            best_ratio_samples_per_usd=treasury.best_ratio_samples_per_usd,
+            spent_usd=self.ledger.spent_usd,
+            num_ledger_entries=self.ledger.num_entries,
+            next_step=self.leases.next_step,
+            samples_committed=self.leases.samples_committed,
+            checkpoint_step=self.checkpoint_step,
+            slowdowns=tuple((d.device_id, d.slowdown) for d in cluster.devices),
+            num_replans=self.num_replans,
+            num_skipped=self.num_skipped,
+            holds=self.ledger.holds,
+            forgiven_usd=queues.forgiven_usd,
+            slot_bill_max_usd=treasury.slot_bill_max_usd,
+            progress_backlog_usd=queues.progress_usd,
+            progress_backlog_max_usd=queues.progress_max_usd,
+            placeholder_usd=treasury.placeholder_usd,
+            reference_samples_per_s=treasury.reference_samples_per_s,
+            alarm_marks=self.alarms.marks,
+        )
+
+    def totals(self, control_cpu_s: float) -> Totals:
+        """What the run has come to."""
+        treasury, cluster = self.treasury, self.estimator.cluster
+        return Totals(
+            slot=self.slot,
+            cluster=cluster,
+            next_step=self.leases.next_step,
+            samples=self.leases.samples_committed,
+            backlog_usd=treasury.queues.backlog_usd,
+            penalty_weight=treasury.penalty_weight,
+            price_of_money_samples_per_usd=treasury.price_of_money_samples_per_usd,
+            progress_backlog_usd=treasury.queues.progress_usd,
+            forgiven_usd=treasury.queues.forgiven_usd,
+            time_constant_s=treasury.time_constant_s,
+            coherence_s=self.alarms.coherence_s,
+            spent_usd=self.ledger.spent_usd,
+            budget_usd=treasury.budget_usd_per_s * cluster.now_s,
+            overspend_bound_usd=treasury.overspend_bound_usd,
+            stragglers=self.estimator.stragglers,
+            doubts=self.estimator.doubts,
+            price_age_s=self.estimator.price_age_s,
+            control_cpu_s=control_cpu_s,
+        )
+
+
+def _as_known(cluster: ClusterState, state: ControlState | None) -> ClusterState:
+    """The cluster at the time of the state, with the slow-downs known then."""
+    if state is None:
+        return replace(cluster, now_s=0.0)
+    known = dict(state.slowdowns)
+    devices = tuple(
+        replace(device, slowdown=known.get(device.device_id, device.slowdown))
+        for device in cluster.devices
+    )
+    return replace(cluster, now_s=state.time_s, devices=devices)

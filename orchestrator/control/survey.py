@@ -1,0 +1,80 @@
+"""The first look at what is on offer: most samples per dollar, and what the budget buys at best."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from orchestrator.control.treasury import Treasury
+from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
+from orchestrator.errors import InfeasibleError
+from orchestrator.planning.constraints import Row, broken
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.frontier import BudgetValue, budget_value
+
+MAX_RATIO_ROUNDS = 4
+"""Searches that look for the most samples per dollar."""
+
+MAX_PRICE_ROUNDS = 4
+"""Searches that look for the price of money at the budget."""
+
+Propose = Callable[[PlanningProblem], tuple[Candidate, ...]]
+
+
+def survey(
+    problem: PlanningProblem, treasury: Treasury, propose: Propose, rows: Sequence[Row]
+) -> None:
+    """Teach the treasury rho, the price of money and the rate at b, before anything is spent.
+
+    The price of money is first raised to the best ratio found until no plan is worth more
+    (Dinkelbach): a first V from the fastest plan alone would be too large. Then the linear
+    program over the plans found names a price at which the search looks for plans that are
+    still missing, until the price stays (column generation).
+
+    Args:
+        problem: The first slot.
+        treasury: Learns, and opens the backlog.
+        propose: Candidates of the strategy at the price of money of a problem.
+        rows: The user's limits; what breaks them counts for rho only.
+
+    Raises:
+        InfeasibleError: If not even idling would keep the average.
+
+    Source: docs/model.md, section 4.4.
+    """
+    cost = CostModel(problem)
+    if treasury.may_idle and cost.standing_usd_per_s > problem.budget_usd_per_s:
+        raise InfeasibleError(
+            "the devices that are billed while present cost "
+            f"{cost.standing_usd_per_s / problem.budget_usd_per_s:.3g} times "
+            "budget.average_per_hour_usd even when nothing runs; raise it, offer fewer "
+            "devices, or write billed: while_used if unused ones are given back"
+        )
+
+    def at(price_samples_per_usd: float) -> tuple[Candidate, ...]:
+        return propose(replace(problem, penalty_weight=1.0, backlog_usd=price_samples_per_usd))
+
+    found: list[Candidate] = []
+    for _ in range(MAX_RATIO_ROUNDS):
+        found += at(treasury.best_ratio_samples_per_usd)
+        if not treasury.learn(candidate.estimate for candidate in found):
+            break
+    if not treasury.best_ratio_samples_per_usd:
+        return  # nothing that runs was proposed: there is nothing to price
+    value = _value(cost, found, rows, may_idle=treasury.may_idle)
+    for _ in range(MAX_PRICE_ROUNDS):
+        if not value.price_of_money_samples_per_usd:
+            break  # the fastest plan is within the budget
+        found += at(value.price_of_money_samples_per_usd)
+        before, value = value, _value(cost, found, rows, may_idle=treasury.may_idle)
+        if value == before:
+            break
+    treasury.learn(candidate.estimate for candidate in found)
+    treasury.open(value)
+
+
+def _value(
+    cost: CostModel, found: Sequence[Candidate], rows: Sequence[Row], *, may_idle: bool
+) -> BudgetValue:
+    idle = replace(IDLE_ESTIMATE, cost_usd_per_s=cost.standing_usd_per_s)
+    estimates = [c.estimate for c in found if not c.plan.is_idle and broken(cost, rows, c) is None]
+    state = [*estimates, idle] if may_idle or not estimates else estimates
+    return budget_value([state], cost.problem.budget_usd_per_s)

@@ -1,0 +1,144 @@
+"""The user's limits as prices, for a search that knows nothing but money."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
+
+from orchestrator.core.cluster import ClusterState, Link, Offer
+from orchestrator.core.slot import Candidate, PlanningProblem
+from orchestrator.planning.constraints import Breach, Row, breaches
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.event import retime
+
+LEAST_PRICE_RATIO = 1e-9
+"""Of an offer's price: what stands for nothing, as an offer must cost something."""
+
+LEAST_LIMIT_RATIO = 0.1
+"""Of what a plan uses of a row: a limit below this is priced as if it were this."""
+
+
+def search_within(
+    propose: Callable[[PlanningProblem], Sequence[Candidate]],
+    cost: CostModel,
+    rows: Sequence[Row],
+    found: Sequence[Candidate],
+) -> tuple[Candidate, ...]:
+    """Candidates of one more search in which the rows that ``found`` breaks have a price.
+
+    They are priced as what they are: times and money of the problem itself.
+
+    Args:
+        propose: A strategy's search.
+        cost: Of the slot.
+        rows: The user's limits.
+        found: Candidates, none of which obeys them all.
+
+    Source: docs/model.md, section 5.2.
+    """
+    running = [c for c in found if not c.plan.is_idle]
+    worst: dict[str, Breach] = {}
+    for candidate in running:
+        for breach in breaches(cost, rows, candidate):
+            known = worst.setdefault(breach.row.name, breach)
+            if excess(breach) > excess(known):
+                worst[breach.row.name] = breach
+    rate = max(c.estimate.samples_per_s for c in running)
+    priced = price_rows(cost.problem, tuple(worst.values()), rate)
+    again = (c.plan for c in propose(priced) if not c.plan.is_idle)
+    retimed = ((plan, retime(cost, plan.groups, plan.schedule)) for plan in again)
+    return tuple(Candidate(plan, estimate, cost.score(estimate)) for plan, estimate in retimed)
+
+
+def price_rows(
+    problem: PlanningProblem, broken: Sequence[Breach], samples_per_s: float
+) -> PlanningProblem:
+    """The problem with prices under which breaking a row is not worth it.
+
+    Offers and egress are scaled to ``J' = V' r - Q c - V' sum_j mu_j use_j``. A row of spending
+    has ``mu = samples_per_s / limit``: whoever uses more than the limit is worth less than
+    idle, however fast. A least share prices the devices of all other pools together as high.
+
+    Args:
+        problem: The slot.
+        broken: The rows, and the most that a plan used of each.
+        samples_per_s: Rate of the fastest plan.
+
+    Source: docs/model.md, section 5.2.
+    """
+    cluster = problem.cluster
+    penalties: dict[str, float] = {}  # by pool, samples/s a device
+    for breach in broken:
+        for pool, penalty in _device_penalties(cluster, breach, samples_per_s).items():
+            penalties[pool] = penalties.get(pool, 0.0) + penalty
+    # Any price of money will do: what it multiplies is scaled to it.
+    money = max(problem.backlog_usd, problem.penalty_weight)
+    weight, backlog_usd = problem.penalty_weight, problem.backlog_usd
+
+    def priced_offer(offer: Offer) -> Offer:
+        penalty = penalties.get(offer.pool, 0.0)
+        price = (backlog_usd * offer.price_usd_per_s + weight * penalty) / money
+        least = LEAST_PRICE_RATIO * offer.price_usd_per_s
+        billed = "while_used" if penalty else offer.billed
+        return replace(offer, price_usd_per_s=max(price, least), billed=billed)
+
+    def priced_link(link: Link) -> Link:
+        mu = sum(_link_price(cluster, link, breach, samples_per_s) for breach in broken)
+        return replace(
+            link, egress_usd_per_byte=link.egress_usd_per_byte * (backlog_usd + weight * mu) / money
+        )
+
+    return replace(
+        problem,
+        backlog_usd=money,
+        cluster=replace(
+            cluster,
+            offers=tuple(map(priced_offer, cluster.offers)),
+            links=tuple(map(priced_link, cluster.links)),
+        ),
+    )
+
+
+def excess(breach: Breach) -> float:
+    """By which factor a plan misses a limit, less one."""
+    used, limit = breach.used, breach.row.limit
+    high, low = (limit, used) if breach.row.kind == "share" else (used, limit)
+    return high / low - 1.0 if low > 0 else inf
+
+
+def nearest_breach(
+    cost: CostModel, rows: Sequence[Row], candidates: Sequence[Candidate]
+) -> str | None:
+    """What the candidate that comes nearest to the limits still breaks, and by how much."""
+    broken = [breaches(cost, rows, c) for c in candidates if not c.plan.is_idle]
+    nearest = min((b for b in broken if b), key=lambda b: max(map(excess, b)), default=())
+    return "; ".join(breach.text for breach in nearest) or None
+
+
+def _device_penalties(
+    cluster: ClusterState, breach: Breach, samples_per_s: float
+) -> dict[str, float]:
+    """Samples/s that a device of each pool is charged for its part in breaking a row."""
+    row = breach.row
+    if row.kind == "egress":
+        return {}
+    if row.kind == "share":
+        others = [d.pool for d in cluster.devices if d.pool != row.where]
+        return {pool: samples_per_s / len(others) for pool in others}
+    # What is billed anyway costs its zone no more when it is used.
+    pools = {d.pool for d in cluster.devices if d.zone == row.where}
+    offers = [o for o in map(cluster.offer, sorted(pools)) if o.billed == "while_used"]
+    least = min((o.price_usd_per_s for o in offers), default=0.0)
+    return {o.pool: samples_per_s * o.price_usd_per_s / max(row.limit, least) for o in offers}
+
+
+def _link_price(cluster: ClusterState, link: Link, breach: Breach, samples_per_s: float) -> float:
+    """Samples per dollar of egress on a link that counts in a row."""
+    row = breach.row
+    if row.kind == "share" or not link.egress_usd_per_byte:
+        return 0.0
+    if row.kind == "zone":
+        inside = [d for d in cluster.devices if d.zone == row.where]
+        names = {row.where, *(d.pool for d in inside), *(d.node_id for d in inside)}
+        if link.source not in names:
+            return 0.0
+    return samples_per_s / max(row.limit, LEAST_LIMIT_RATIO * breach.used)

@@ -1,0 +1,104 @@
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.core.plan import Plan
+from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
+from orchestrator.planning.constraints import Breach, Row, broken, make_rows
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.pricing import nearest_breach, price_rows, search_within
+from orchestrator.planning.queues import LimitOptions
+from orchestrator.strategies.joint import Joint
+from tests.unit.builders import (
+    make_cluster,
+    make_device,
+    make_group,
+    make_plan,
+    make_problem,
+    make_profile,
+)
+
+IDLE = Candidate(Plan(0, "1f1b"), IDLE_ESTIMATE)
+NEAR = [make_device(f"near-{i}", zone="z1", kind="slow") for i in range(2)]
+FAR = [make_device(f"far-{i}", zone="z2", kind="fast") for i in range(4)]
+
+
+def a_problem(**rest: object) -> PlanningProblem:
+    """Two slow devices here, four fast ones in a zone that egress leads to."""
+    cluster = make_cluster(
+        [*NEAR, *FAR], price_usd_per_s={"near": 1e-3, "far": 2e-3}, egress_usd_per_byte=1e-12
+    )
+    profile = make_profile({"slow": [0.02] * 4, "fast": [0.01] * 4}, param_bytes=1e4)
+    problem = make_problem(cluster, profile, batch_samples=48)
+    return replace(problem, **rest)  # type: ignore[arg-type]  # fields of the problem
+
+
+def as_candidate(problem: PlanningProblem, plan: Plan) -> Candidate:
+    cost = CostModel(problem)
+    estimate = cost.evaluate(plan.groups, plan.schedule)
+    return Candidate(plan, estimate, cost.score(estimate))
+
+
+def everyone(problem: PlanningProblem) -> Candidate:
+    counts = [*[4] * 2, *[10] * 4]
+    groups = [make_group([d], (0, 4), (1,) * n) for d, n in zip([*NEAR, *FAR], counts, strict=True)]
+    return as_candidate(problem, make_plan(*groups))
+
+
+@pytest.mark.parametrize("backlog_usd", [0.0, 300.0])
+def test_price_of_a_zone_is_added_to_the_score_and_nothing_else_moves(backlog_usd: float) -> None:
+    problem = a_problem(penalty_weight=2.0, backlog_usd=backlog_usd)
+    row = Row("zone", "z2", 4e-3)
+    rate = 30.0
+    priced = price_rows(problem, (Breach(row, 8e-3),), rate)
+    before, after = CostModel(problem), CostModel(priced)
+    for devices in (NEAR, FAR[:1], FAR[:2], FAR):
+        groups = [make_group([d], (0, 4), (1,) * (48 // len(devices))) for d in devices]
+        use = 2e-3 * sum(d.zone == "z2" for d in devices)
+        expected = before.score(before.evaluate(groups, "1f1b")) - 2.0 * rate * use / 4e-3
+        assert after.score(after.evaluate(groups, "1f1b")) == pytest.approx(expected, rel=1e-6)
+
+
+def test_plan_above_the_limit_is_worth_less_than_idle_at_the_price_of_its_row() -> None:
+    problem = a_problem()
+    candidate = everyone(problem)
+    row = Row("zone", "z2", 5e-3)  # two of the four far devices, of 2e-3 each
+    rate = candidate.estimate.samples_per_s
+    cost = CostModel(price_rows(problem, (Breach(row, 8e-3),), rate))
+    assert cost.score(cost.evaluate(candidate.plan.groups, "1f1b")) < 0
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        LimitOptions(zone="z2", max_per_hour_usd=0.0),
+        LimitOptions(zone="z2", max_per_hour_usd=3600 * 4.5e-3),
+        LimitOptions(pool="near", min_share=1.0),
+        LimitOptions(egress=True, max_per_hour_usd=0.0),
+    ],
+)
+def test_search_with_priced_rows_finds_a_plan_that_obeys(limit: LimitOptions) -> None:
+    problem = a_problem()
+    cost, rows = CostModel(problem), make_rows([limit])
+    found = [everyone(problem), IDLE]
+    assert broken(cost, rows, found[0]) is not None
+    again = search_within(
+        lambda p: Joint().propose(p, out_of_time=lambda: False), cost, rows, found
+    )
+    obedient = [c for c in again if broken(cost, rows, c) is None]
+    assert obedient
+    best = obedient[0]
+    true = cost.evaluate(best.plan.groups, best.plan.schedule)
+    assert best.estimate.cost_usd_per_s == pytest.approx(true.cost_usd_per_s)  # not as priced
+
+
+def test_nearest_candidate_says_what_is_missing() -> None:
+    problem = a_problem()
+    rows = make_rows([LimitOptions(zone="z2", max_per_hour_usd=3600 * 5e-3)])
+    three = make_plan(*(make_group([d], (0, 4), (1,) * 16) for d in FAR[:3]))
+    text = nearest_breach(
+        CostModel(problem), rows, [everyone(problem), as_candidate(problem, three), IDLE]
+    )
+    assert text is not None
+    assert text.startswith("zone z2: 1.2")  # three devices of 2e-3 $/s, and egress there is none
+    assert text.endswith("times its limit")

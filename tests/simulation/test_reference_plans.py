@@ -4,14 +4,17 @@ import json
 from itertools import count
 
 import pytest
+import yaml
 
 from benchmarks import reference_data
 from benchmarks.reference_data import GLOBAL_BATCH, GPT_NEO, OPT_350, Mix, Share
+from orchestrator.config import RunConfig
 from orchestrator.control.pools import build_cluster
 from orchestrator.core.model import TrainingOptions, profile_to_json
 from orchestrator.core.slot import Candidate, PlanningProblem, first_problem
 from orchestrator.reports.records import plan_data
 from orchestrator.strategies.registry import make_strategy
+from orchestrator.whatif.plans import WhatIf, what_if
 from tests.unit.benchmarks.plan_evaluator import Evaluation, evaluate
 
 pytestmark = pytest.mark.skipif(
@@ -68,3 +71,32 @@ def test_the_chosen_plan_is_sound_and_takes_what_the_planner_says(name: str, ove
     candidate, evaluation = _planned(_problem(*MIXES[name], overlap=overlap))
     assert evaluation.problems == ()
     assert candidate.estimate.step_s == pytest.approx(evaluation.step_s, rel=0.03)
+
+
+def _what_if(limits: list[dict[str, object]]) -> WhatIf:
+    """Eight of each, under limits; the stopwatch counts how often it is read."""
+    mix = (Share("A100-40", 8), Share("V100-16", 8))
+    data = reference_data.config_data(OPT_350, mix, "unused.json")
+    looks = count()
+    return what_if(
+        RunConfig.parse(yaml.safe_dump(data), [f"budget.limits={json.dumps(limits)}"]),
+        reference_data.read_profile(OPT_350, [share.kind for share in mix]),
+        stopwatch=lambda: next(looks) / SEARCH_LOOKS,
+    )
+
+
+def test_the_chosen_plan_keeps_to_what_a_zone_may_cost() -> None:
+    chosen = _what_if([{"zone": reference_data.ZONE, "max_per_hour_usd": 30}]).chosen
+    price = {"a100-40": 3.67, "v100-16": 2.86}
+    pools = [device.rpartition("-")[0] for device in chosen.plan.device_ids]
+    assert 0 < sum(price[pool] for pool in pools) <= 30
+
+
+def test_the_chosen_plan_reads_the_share_of_a_pool_on_its_devices() -> None:
+    plan = _what_if([{"pool": "v100-16", "min_share": 0.5}]).chosen.plan
+    read = sum(
+        group.num_samples
+        for group in plan.groups
+        if group.stages[0].team.device_ids[0].startswith("v100-16-")
+    )
+    assert read >= 0.5 * plan.num_samples > 0

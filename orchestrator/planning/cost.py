@@ -7,6 +7,7 @@ from math import fsum
 
 from orchestrator.core.plan import Group
 from orchestrator.core.slot import IDLE_ESTIMATE, PlanningProblem, StepEstimate
+from orchestrator.planning.cutting import CuttingTables
 from orchestrator.planning.groups import GroupModel
 from orchestrator.planning.sums import Alike, GradientSums
 
@@ -21,6 +22,7 @@ class CostModel(GroupModel):
         super().__init__(problem)
         self.standing_usd_per_s = _standing_usd_per_s(problem)
         self.cuts: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}  # of partition
+        self.cutting = CuttingTables(self)
         self.exact_ends_s: dict[tuple[object, ...], tuple[float, ...]] = {}  # of event
         self._sums = GradientSums(self.tables, problem.cluster)
         self._prices: dict[tuple[str, ...], float] = {}  # of teams

@@ -13,7 +13,7 @@ from orchestrator.core.model import microbatch_sizes
 from orchestrator.core.plan import Stage
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.groups import GroupCurve
-from orchestrator.planning.partition import partition
+from orchestrator.planning.partition import cut_options
 
 END_TOLERANCE = 1e-3
 """Relative; how closely ``common_end`` finds the end of a step."""
@@ -87,9 +87,8 @@ class Curves:
 
     def _cuts(self, teams: tuple[Team, ...], schedule: str) -> tuple[tuple[int, ...], ...]:
         """Those of dynamic programming at the largest microbatch that fits."""
-        found = (partition(self._cost, teams, size, schedule) for size in self.sizes)
-        every = next((stages for stages in found if stages), ())
-        return tuple((0, *(stage.end_layer for stage in stages)) for stages in every)
+        found = (cut_options(self._cost, teams, size, schedule) for size in self.sizes)
+        return next((cuts for cuts in found if cuts), ())
 
 
 def common_end(

@@ -171,8 +171,9 @@ class GroupModel:
         for upper, lower in pairwise(stages):
             size = self.tables.boundary_bytes(upper.end_layer - 1, microbatch)
             down, up = self.link(upper.team, lower.team), self.link(lower.team, upper.team)
-            borders_s.append((down.transfer_s(size), up.transfer_s(size)))
-            occupied_s.append((down.occupied_s(size), up.occupied_s(size)))
+            busy_s = down.occupied_s(size), up.occupied_s(size)
+            occupied_s.append(busy_s)
+            borders_s.append((down.latency_s + busy_s[0], up.latency_s + busy_s[1]))
             egress_usd += (down.egress_usd_per_byte + up.egress_usd_per_byte) * size
         return _ChainFigures(
             chain=make_chain(seconds, borders_s, occupied_s),

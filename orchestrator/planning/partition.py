@@ -1,9 +1,10 @@
 """Where to cut the layers of a group into stages: dynamic programming.
 
-Shape letters: S stages, I and J layer borders (0 to L), T limits on the longest stage.
+Shape letters: S and U stages, B their borders, I and J layer borders (0 to L), T limits on the
+longest stage, C cuts, F figures.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
@@ -13,11 +14,15 @@ from numpy.typing import NDArray
 from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Stage
 from orchestrator.planning.cost import CostModel
+from orchestrator.planning.cutting import Border, FloatArray, Prefix
 
-FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 THETAS = (1.0, 1.03, 1.08, 1.15, 1.3, 1.6, inf)
 """Limits on the longest stage, in units of the least possible one."""
+
+TOGETHER = (4, 6)
+"""Where ``THETAS`` are split: a table serves a few limits, as wide as the last one reaches."""
 
 
 def partition(
@@ -32,16 +37,33 @@ def partition(
 
     Source: docs/model.md, section 5.3.
     """
+    count = len(teams)
+    most = max(1, cost.problem.batch_samples // microbatch)
+    return tuple(
+        cost.with_inflight(
+            tuple(
+                Stage(team, first, end, inflight=count - s)
+                for s, (team, (first, end)) in enumerate(zip(teams, pairwise(cuts), strict=True))
+            ),
+            microbatch,
+            most,
+            schedule,
+        )
+        for cuts in cut_options(cost, teams, microbatch, schedule)
+    )
+
+
+def cut_options(
+    cost: CostModel, teams: tuple[Team, ...], microbatch: int, schedule: str
+) -> tuple[tuple[int, ...], ...]:
+    """The borders of ``partition``'s options, 0 and L included; alike chains share them."""
     if len(teams) > cost.problem.model.num_layers:
         return ()
     key = _class_key(cost, teams, microbatch, schedule)
-    if key not in cost.cuts:
-        cost.cuts[key] = _cuts(cost, teams, microbatch, schedule)
-    most = max(1, cost.problem.batch_samples // microbatch)
-    return tuple(
-        cost.with_inflight(_stages(teams, cuts), microbatch, most, schedule)
-        for cuts in cost.cuts[key]
-    )
+    found = cost.cuts.get(key)
+    if found is None:
+        found = cost.cuts[key] = _cuts(cost, teams, microbatch, schedule)
+    return found
 
 
 def _class_key(
@@ -57,111 +79,140 @@ def _class_key(
     return (tuple(classes), tuple(links), microbatch, schedule)
 
 
-def _stages(teams: Sequence[Team], cuts: Sequence[int]) -> tuple[Stage, ...]:
-    count = len(teams)
-    return tuple(
-        Stage(team, first, end, inflight=count - s)
-        for s, (team, (first, end)) in enumerate(zip(teams, pairwise(cuts), strict=True))
-    )
-
-
 def _cuts(
     cost: CostModel, teams: tuple[Team, ...], microbatch: int, schedule: str
 ) -> tuple[tuple[int, ...], ...]:
-    work_SIJ = [_work(cost, team, microbatch) for team in teams]
+    one_S, plain_S = [1] * len(teams), range(len(teams), 0, -1)
+    prefixes = [cost.cutting.prefix(team, microbatch) for team in teams]
+    borders = [cost.cutting.border(a, b, microbatch) for a, b in pairwise(teams)]
     for replicated in (True, False):
-        for plain in (True, False):
-            held_S = [
-                len(teams) - s if plain and schedule != "gpipe" else 1 for s in range(len(teams))
+        for held_S in (one_S,) if schedule == "gpipe" else (plain_S, one_S):
+            work_SJI = [
+                cost.cutting.work(team, microbatch, held, replicated=replicated)
+                for team, held in zip(teams, held_S, strict=True)
             ]
-            fitting = [
-                np.where(_fits(cost, team, microbatch, held, replicated=replicated), work, inf)
-                for team, work, held in zip(teams, work_SIJ, held_S, strict=True)
-            ]
-            if found := _search(cost, teams, microbatch, fitting):
-                return _pareto(cost, teams, microbatch, schedule, found)
+            cuts_CB = _search(work_SJI, prefixes, borders)
+            if len(cuts_CB):
+                return _pareto(cuts_CB, _rated(cuts_CB, prefixes, borders, schedule))
     return ()
 
 
-def _work(cost: CostModel, team: Team, microbatch: int) -> FloatArray:
-    """Forward plus backward of layers i to j; infinite where j <= i, a stage is never empty."""
-    times = cost.tables.times(team.kind, team.size, microbatch)
-    prefix = cost.slowdown(team) * (np.asarray(times.forward_s) + np.asarray(times.backward_s))
-    borders = np.arange(len(prefix))
-    return np.where(borders[:, None] < borders, prefix - prefix[:, None], inf)
-
-
-def _fits(
-    cost: CostModel, team: Team, microbatch: int, held: int, *, replicated: bool
-) -> NDArray[np.bool_]:
-    fixed_IJ, per_microbatch_IJ, bucket_IJ = cost.memory.matrices(team.size, microbatch)
-    peak_IJ = fixed_IJ + held * per_microbatch_IJ + (bucket_IJ if replicated else 0.0)
-    fits: NDArray[np.bool_] = peak_IJ <= cost.memory.usable_bytes(team)
-    return fits
-
-
-def _borders(
-    cost: CostModel, teams: tuple[Team, ...], microbatch: int
-) -> Iterator[tuple[FloatArray, FloatArray]]:
-    """Per pair of neighbours: how long a boundary at each border occupies, and takes both ways."""
-    num_layers = cost.problem.model.num_layers
-    sizes = [0, *(cost.tables.boundary_bytes(i, microbatch) for i in range(num_layers - 1)), 0]
-    for a, b in pairwise(teams):
-        down, up = cost.link(a, b), cost.link(b, a)
-        yield (
-            np.array([max(down.occupied_s(size), up.occupied_s(size)) for size in sizes]),
-            np.array([down.transfer_s(size) + up.transfer_s(size) for size in sizes]),
-        )
-
-
 def _search(
-    cost: CostModel, teams: tuple[Team, ...], microbatch: int, work_SIJ: list[FloatArray]
-) -> set[tuple[int, ...]]:
+    work_SJI: Sequence[FloatArray], prefixes: Sequence[Prefix], borders: Sequence[Border]
+) -> IntArray:
     """Cuts of least total time under every limit on the longest stage or message."""
-    borders = list(_borders(cost, teams, microbatch))
-    longest_J = work_SIJ[0][0]
-    for work_IJ, (occupied_I, _) in zip(work_SIJ[1:], borders, strict=True):
-        longest_J = np.maximum(np.maximum(longest_J, occupied_I)[:, None], work_IJ).min(axis=0)
+    longest_J = work_SJI[0][:, 0]
+    for work_JI, border in zip(work_SJI[1:], borders, strict=True):
+        longest_J, _ = _least(np.maximum(np.maximum(longest_J, border.busy_s), work_JI))
     if longest_J[-1] == inf:
-        return set()
+        return np.empty((0, 0), dtype=np.int64)
     # A hair above: the limit itself must pass whatever order its sums were taken in.
     limit_T = longest_J[-1] * (1 + 1e-9) * np.array(THETAS)
-    total_TJ = np.where(work_SIJ[0][0] <= limit_T[:, None], work_SIJ[0][0], inf)
+    found: set[tuple[int, ...]] = set()
+    for some_T in np.split(limit_T, TOGETHER):
+        reach_S = _reach(prefixes, float(some_T[-1]))
+        found |= _least_total(work_SJI, borders, some_T, reach_S)
+    return np.array(sorted(found))
+
+
+def _reach(prefixes: Sequence[Prefix], limit_s: float) -> list[slice]:
+    """Where each stage may end, so that no stage before or after it must exceed the limit."""
+    num_layers, last = len(prefixes[0].both_s) - 1, len(prefixes) - 1
+    least, most = list(range(1, last + 2)), [num_layers - last + s for s in range(last + 1)]
+    if limit_s < inf:
+        roomy_s = limit_s * (1 + 1e-9)  # the tables decide what is on the limit
+        border = 0
+        for s, (_, _, both_I) in enumerate(prefixes):
+            border = int(both_I.searchsorted(both_I[border] + roomy_s, side="right")) - 1
+            most[s] = min(most[s], border)
+        border = num_layers
+        for s in range(last, 0, -1):
+            both_I = prefixes[s].both_s
+            border = int(both_I.searchsorted(both_I[border] - roomy_s))
+            least[s - 1] = max(least[s - 1], border)
+        least[last] = num_layers
+    return [slice(first, end + 1) for first, end in zip(least, most, strict=True)]
+
+
+def _least_total(
+    work_SJI: Sequence[FloatArray],
+    borders: Sequence[Border],
+    limit_T: FloatArray,
+    reach_S: Sequence[slice],
+) -> set[tuple[int, ...]]:
+    """Cuts of least total time under each limit, within reach."""
+    first_J = work_SJI[0][reach_S[0], 0]
+    total_TJ = np.where(first_J <= limit_T[:, None], first_J, inf)
     origins = []
-    for work_IJ, (occupied_I, both_ways_I) in zip(work_SIJ[1:], borders, strict=True):
-        total_TJ = np.where(occupied_I <= limit_T[:, None], total_TJ + both_ways_I, inf)
-        allowed_TIJ = np.where(work_IJ <= limit_T[:, None, None], work_IJ, inf)
-        candidate_TIJ = total_TJ[:, :, None] + allowed_TIJ
-        origins.append(candidate_TIJ.argmin(axis=1))
-        total_TJ = candidate_TIJ.min(axis=1)
+    for work_JI, border, here, end in zip(
+        work_SJI[1:], borders, reach_S[:-1], reach_S[1:], strict=True
+    ):
+        total_TI = total_TJ + border.both_ways_s[here]
+        block_JI = work_JI[end, here]
+        if limit_T[0] < inf:
+            total_TI = np.where(border.busy_s[here] <= limit_T[:, None], total_TI, inf)
+            block_TJI = np.where(block_JI <= limit_T[:, None, None], block_JI, inf)
+            block_TJI += total_TI[:, None, :]
+        else:
+            block_TJI = total_TI[:, None, :] + block_JI
+        total_TJ, origin_TJ = _least(block_TJI)
+        origins.append((here.start, end.start, origin_TJ))
     found = set()
-    for t in range(len(THETAS)):
-        if total_TJ[t, -1] < inf:
-            cuts = [len(longest_J) - 1]
-            for origin_TJ in reversed(origins):
-                cuts.append(int(origin_TJ[t, cuts[-1]]))
+    for t, total_s in enumerate(total_TJ[:, -1].tolist()):
+        if total_s < inf:
+            cuts = [len(work_SJI[0]) - 1]
+            for first, first_end, origin_TJ in reversed(origins):
+                cuts.append(first + int(origin_TJ[t, cuts[-1] - first_end]))
             found.add((0, *reversed(cuts)))
     return found
 
 
-def _pareto(
-    cost: CostModel,
-    teams: tuple[Team, ...],
-    microbatch: int,
-    schedule: str,
-    cuts: set[tuple[int, ...]],
-) -> tuple[tuple[int, ...], ...]:
-    rated = []
-    for one in cuts:
-        stages = _stages(teams, one)
-        curve = cost.curve(stages, microbatch, schedule)
-        egress_usd = cost.egress_usd(stages, microbatch)
-        rated.append(((curve.period_s, curve.fill_drain_s, egress_usd), one))
+def _least(block: FloatArray) -> tuple[FloatArray, IntArray]:
+    """Least entries along the last axis, and where: argmin is several times as fast as min."""
+    origin = block.argmin(axis=-1)
+    rows = block.reshape(-1, block.shape[-1])
+    return rows[np.arange(len(rows)), origin.ravel()].reshape(origin.shape), origin
+
+
+def _rated(
+    cuts_CB: IntArray, prefixes: Sequence[Prefix], borders: Sequence[Border], schedule: str
+) -> list[tuple[float, ...]]:
+    """Period, fill and drain, and egress of all cuts at once: plain 1F1B, or GPipe."""
+    shape = len(cuts_CB), len(prefixes)
+    forward_CS, backward_CS = np.empty(shape), np.empty(shape)
+    down_CS, up_CS, both_ways_CS, egress_CS = (np.zeros(shape) for _ in range(4))
+    for s, prefix in enumerate(prefixes):
+        first_C, end_C = cuts_CB[:, s], cuts_CB[:, s + 1]
+        forward_CS[:, s] = prefix.forward_s[end_C] - prefix.forward_s[first_C]
+        backward_CS[:, s] = prefix.backward_s[end_C] - prefix.backward_s[first_C]
+        if s < len(borders):
+            down_CS[:, s] = borders[s].down_busy_s[end_C]
+            up_CS[:, s] = borders[s].up_busy_s[end_C]
+            both_ways_CS[:, s] = borders[s].both_ways_s[end_C]
+            egress_CS[:, s] = borders[s].egress_usd[end_C]
+    work_CS = forward_CS + backward_CS
+    trip_CS = (work_CS + both_ways_CS)[:, ::-1].cumsum(axis=1)[:, ::-1]
+    if schedule == "gpipe":
+        period_C = np.maximum(forward_CS, down_CS).max(axis=1)
+        period_C += np.maximum(backward_CS, up_CS).max(axis=1)
+    else:
+        # Circuits from stage s to u and back move u - s + 1 microbatches on (period_s).
+        order = np.arange(shape[1])
+        moved_SU = np.where(order[:, None] < order, order - order[:, None] + 1.0, inf)
+        round_CSU = trip_CS[:, :, None] - (trip_CS - work_CS)[:, None, :]
+        period_C = (round_CSU / moved_SU).max(axis=(1, 2))
+        period_C = np.maximum(period_C, np.max([work_CS, down_CS, up_CS], axis=(0, 2)))
+    figures_CF = np.stack([period_C, trip_CS[:, 0], egress_CS.sum(axis=1)], axis=1)
+    return [tuple(row) for row in figures_CF.tolist()]
+
+
+def _pareto(cuts_CB: IntArray, rated: Sequence[tuple[float, ...]]) -> tuple[tuple[int, ...], ...]:
+    """The cuts none of which is worse than another in every figure, shortest period first."""
     return tuple(
-        one
-        for figures, one in sorted(rated)
+        tuple(cuts)
+        for figures, cuts in sorted(zip(rated, cuts_CB.tolist(), strict=True))
         if not any(
             other != figures and all(o <= f for o, f in zip(other, figures, strict=True))
-            for other, _ in rated
+            for other in rated
         )
     )

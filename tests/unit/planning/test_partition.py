@@ -3,8 +3,10 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
+from orchestrator.core.cluster import Link
+from orchestrator.core.plan import Stage
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.partition import partition
+from orchestrator.planning.partition import THETAS, cut_options, partition
 from tests.unit.builders import (
     make_cluster,
     make_device,
@@ -107,3 +109,82 @@ def test_cuts_do_not_depend_on_the_names_of_devices():
         cost, teams = chain(devices, profile)
         found.append([cuts_of(o) for o in partition(cost, teams, 1, "1f1b")])
     assert found[0] == found[1]
+
+
+def random_chain(rng, num_stages, num_layers):
+    """Unlike devices in two zones, layers, links and, often, too little memory for some cuts."""
+    devices = [
+        make_device(
+            f"d-{i}",
+            slowdown=rng.uniform(1, 3),
+            zone=f"z{i % 2}",
+            memory_bytes=int(rng.choice([1e10, 2e8]) * rng.uniform(0.5, 1)),
+        )
+        for i in range(num_stages)
+    ]
+    profile = make_profile(
+        {"gpu": list(rng.uniform(0.1, 1, num_layers))},
+        param_bytes=list(rng.uniform(1e6, 2e7, num_layers)),
+        boundary_bytes=list(10 ** rng.uniform(5, 8, num_layers)),
+        stash_bytes=list(10 ** rng.uniform(5, 7, num_layers)),
+    )
+    links = [
+        Link(a, b, 0.01, 1e9 if a == b else 1e8, 0.0 if a == b else 1e-11)
+        for a in ("z0", "z1")
+        for b in ("z0", "z1")
+    ]
+    problem = make_problem(make_cluster(devices, links=links), profile)
+    return CostModel(problem), tuple(team_of(d) for d in devices)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("seed", range(10))
+def test_no_option_is_worse_than_another_in_the_figures_of_the_cost_model(seed, schedule):
+    rng = np.random.default_rng(seed)
+    cost, teams = random_chain(rng, int(rng.integers(2, 7)), 14)
+    figures = []
+    for cuts in cut_options(cost, teams, 1, schedule):
+        plain = tuple(
+            Stage(team, first, end, inflight=len(teams) - s)
+            for s, (team, (first, end)) in enumerate(zip(teams, pairwise(cuts), strict=True))
+        )
+        curve = cost.curve(plain, 1, schedule)
+        figures.append((curve.period_s, curve.fill_drain_s, cost.egress_usd(plain, 1)))
+    for a, b in pairwise(figures):
+        assert a[0] <= b[0] * (1 + 1e-12)
+    for a in figures:
+        assert not any(all(y < x * (1 - 1e-9) for x, y in zip(a, b, strict=True)) for b in figures)
+
+
+NUM_LAYERS = 8
+
+
+def rated(cost, teams, cuts):
+    """Longest stage or message, and total, of one microbatch; None where it does not fit."""
+    longest_s = total_s = 0.0
+    for s, (team, (first, end)) in enumerate(zip(teams, pairwise(cuts), strict=True)):
+        if cost.memory.max_held(Stage(team, first, end), 1) < len(teams) - s:
+            return None
+        work_s = sum(cost.stage_seconds(team, first, end, 1))
+        longest_s, total_s = max(longest_s, work_s), total_s + work_s
+        if end < NUM_LAYERS:
+            size = cost.tables.boundary_bytes(end - 1, 1)
+            for link in (cost.link(team, teams[s + 1]), cost.link(teams[s + 1], team)):
+                longest_s = max(longest_s, link.occupied_s(size))
+                total_s += link.transfer_s(size)
+    return longest_s, total_s
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_limit_on_the_longest_stage_gives_the_least_total_time(seed):
+    rng, every = np.random.default_rng(seed), []
+    while not every:  # until something fits
+        cost, teams = random_chain(rng, int(rng.integers(2, 5)), NUM_LAYERS)
+        cuts = combinations(range(1, NUM_LAYERS), len(teams) - 1)
+        every = [found for c in cuts if (found := rated(cost, teams, (0, *c, NUM_LAYERS)))]
+    options = [rated(cost, teams, c) for c in cut_options(cost, teams, 1, "1f1b")]
+    for theta in THETAS:
+        limit_s = min(every)[0] * theta * (1 + 1e-9)
+        least_s = min(total for longest, total in every if longest <= limit_s)
+        found_s = min(total for longest, total in options if longest <= limit_s)
+        assert found_s == pytest.approx(least_s, rel=1e-9)

@@ -1,0 +1,101 @@
+"""What cutting a chain needs of teams, links and memory, as arrays over the layer borders.
+
+Shape letters: I and J layer borders (0 to L).
+"""
+
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.core.cluster import Link, Team
+from orchestrator.planning.groups import GroupModel
+
+FloatArray = NDArray[np.float64]
+
+
+class Prefix(NamedTuple):
+    """What one microbatch takes a team in all layers before each border."""
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+    both_s: FloatArray
+
+
+class Border(NamedTuple):
+    """What one microbatch costs between two teams, for each layer border that may join them."""
+
+    down_busy_s: FloatArray  # for how long its output keeps the link busy
+    up_busy_s: FloatArray  # and its gradient
+    busy_s: FloatArray  # the longer of the two
+    both_ways_s: FloatArray  # there and back
+    egress_usd: FloatArray
+
+
+class CuttingTables:
+    """The arrays; teams and links that are alike share them.
+
+    Source: docs/model.md, sections 3.2 and 3.5.
+    """
+
+    def __init__(self, model: GroupModel) -> None:
+        self._model, self._num_layers = model, model.problem.model.num_layers
+        self._prefixes: dict[tuple[int, int], Prefix] = {}
+        self._work: dict[tuple[int, int, int, bool], FloatArray] = {}
+        self._borders: dict[tuple[object, ...], Border] = {}
+
+    def prefix(self, team: Team, microbatch: int) -> Prefix:
+        """Forward, backward and their sum."""
+        key = (self._model.alike(team), microbatch)
+        found = self._prefixes.get(key)
+        if found is None:
+            times = self._model.tables.times(team.kind, team.size, microbatch)
+            forward_I, backward_I = np.asarray(times.forward_s), np.asarray(times.backward_s)
+            slowdown = self._model.slowdown(team)
+            found = self._prefixes[key] = Prefix(
+                slowdown * forward_I, slowdown * backward_I, slowdown * (forward_I + backward_I)
+            )
+        return found
+
+    def work(self, team: Team, microbatch: int, held: int, *, replicated: bool) -> FloatArray:
+        """Forward plus backward of layers i to j, by j and i; infinite where they do not fit.
+
+        ``held`` microbatches must fit, with the buckets of gradient sums where ``replicated``;
+        j <= i never does: a stage is not empty.
+        """
+        key = (self._model.alike(team), microbatch, held, replicated)
+        found = self._work.get(key)
+        if found is None:
+            memory, borders = self._model.memory, np.arange(self._num_layers + 1)
+            fixed_IJ, per_microbatch_IJ, bucket_IJ = memory.matrices(team.size, microbatch)
+            peak_IJ = fixed_IJ + held * per_microbatch_IJ + (bucket_IJ if replicated else 0.0)
+            fits_IJ = (peak_IJ <= memory.usable_bytes(team)) & (borders[:, None] < borders)
+            both_I = self.prefix(team, microbatch).both_s
+            work_IJ = np.where(fits_IJ, both_I - both_I[:, None], inf)
+            found = self._work[key] = np.ascontiguousarray(work_IJ.T)
+        return found
+
+    def border(self, upper: Team, lower: Team, microbatch: int) -> Border:
+        """Messages from one team to the next and back."""
+        down, up = self._model.link(upper, lower), self._model.link(lower, upper)
+        key = (microbatch, *_figures(down), *_figures(up))
+        found = self._borders.get(key)
+        if found is None:
+            inner = range(self._num_layers - 1)
+            boundary_bytes = self._model.tables.boundary_bytes
+            sizes = [0, *(boundary_bytes(layer, microbatch) for layer in inner), 0]
+            down_busy_I = np.array([down.occupied_s(size) for size in sizes])
+            up_busy_I = np.array([up.occupied_s(size) for size in sizes])
+            found = self._borders[key] = Border(
+                down_busy_I,
+                up_busy_I,
+                np.maximum(down_busy_I, up_busy_I),
+                (down.latency_s + down_busy_I) + (up.latency_s + up_busy_I),
+                (down.egress_usd_per_byte + up.egress_usd_per_byte) * np.array(sizes),
+            )
+        return found
+
+
+def _figures(link: Link) -> tuple[object, ...]:
+    return (link.latency_s, link.bandwidth_bytes_per_s, link.egress_usd_per_byte, link.points)

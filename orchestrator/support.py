@@ -22,11 +22,12 @@ NOT_YET = "not supported in this version"
 
 STRATEGIES = (
     "joint", "even-split", "proportional", "even-pipeline", "balanced-pipeline", "static",
-    "static-rebalanced", "greedy", "cheapest", "slot-cap", "on-demand", "do-nothing",
+    "static-rebalanced", "greedy", "cheapest", "slot-cap", "tuned-rate-cap", "tuned-price-cap",
+    "frozen-price", "on-demand", "do-nothing",
 )  # fmt: skip
 """Strategies that are built; a test compares them with the registry, which is heavier to load."""
 
-LATER_STRATEGIES = ("tuned-rate-cap", "tuned-price-cap", "frozen-price", "pase", "ppo")
+LATER_STRATEGIES = ("pase", "ppo")
 LATER_SCHEDULES = ("2bw",)
 LATER_SECTIONS = ("ppo",)
 

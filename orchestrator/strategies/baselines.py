@@ -170,28 +170,6 @@ class Cheapest:
         return candidates_of(problem, [best])
 
 
-class SlotCap:
-    """The fastest plan that costs no more than the budget's rate in this very slot."""
-
-    deals_shares = True
-
-    def __init__(self) -> None:
-        self._explorer = Explorer()
-
-    def propose(self, problem: PlanningProblem, *, out_of_time: OutOfTime) -> tuple[Candidate, ...]:
-        """The fastest plan below the rate and idle; see ``Strategy``."""
-        trials = self._explorer.search(problem, out_of_time, price_of_money_samples_per_usd=0.0)
-        best_ratio = max(t.estimate.samples_per_usd for t in trials)
-        for part in (0.25, 0.5, 0.75, 1.0):
-            self._explorer.search(
-                problem, out_of_time, price_of_money_samples_per_usd=part * best_ratio
-            )
-        seen = self._explorer.seen(problem)
-        within = [t for t in seen if t.estimate.cost_usd_per_s <= problem.budget_usd_per_s]
-        best = max(within, key=lambda t: t.estimate.samples_per_s, default=None)
-        return candidates_of(problem, [best] if best else [])
-
-
 class Static:
     """The joint planner's first plan, for ever; another one only when it lost a device.
 

@@ -114,9 +114,9 @@ def redrawn_pct(setting: Setting, rule: Rule, state_N: IntArray, weight: float) 
         )
         plan = int(score_K.argmax())
         tally.add(
-            frames.samples[state, plan],
-            frames.dollars[state, plan],
-            frames.seconds[state, plan],
+            float(frames.samples[state, plan]),
+            float(frames.dollars[state, plan]),
+            float(frames.seconds[state, plan]),
             budget,
         )
     seconds = tally.seconds - before[1]

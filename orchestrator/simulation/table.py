@@ -8,9 +8,14 @@ from math import inf
 
 import numpy as np
 
+from orchestrator.core.slot import IDLE_ESTIMATE, StepEstimate
+from orchestrator.planning.drift import Drift
 from orchestrator.planning.lyapunov import earns_pause
 from orchestrator.planning.queues import Queues
 from orchestrator.simulation.environments import FloatArray, IntArray
+
+ROUNDING = 1e-12
+"""Share of the hard cap that is left alone: sums of many bills are not exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class TableControl:
     total_usd: float = inf  # hard cap
     pause_s: float = 0.0  # of every change to a plan that runs
     hysteresis_slots: int = 10  # H_e
+    floor_samples_per_s: float = 0.0  # r_min
+    progress_weight: float = 0.0  # omega_z, $/sample
 
 
 @dataclass(slots=True)
@@ -70,6 +77,7 @@ class TableRun:
     samples: FloatArray
     bills_usd: FloatArray
     backlogs_usd: FloatArray  # at the slot's end
+    progress_usd: FloatArray = field(default_factory=lambda: np.zeros(0))  # Z at the slot's end
     paused: FloatArray = field(default_factory=lambda: np.zeros(0))  # 1: the slot began paused
 
     @property
@@ -87,13 +95,6 @@ class TableRun:
         """Paused changes of plan."""
         return float(self.paused.sum() / (self.slot_s * len(self.paused) / 3600.0))
 
-    def since(self, slot: int) -> "TableRun":
-        """The run without its first slots."""
-        return TableRun(
-            self.slot_s, self.plans[slot:], self.samples[slot:], self.bills_usd[slot:],
-            self.backlogs_usd[slot:], self.paused[slot:],
-        )  # fmt: skip
-
 
 def run_table(
     table: PlanTable,
@@ -105,8 +106,8 @@ def run_table(
 ) -> TableRun:
     """Run the control law over a sample path of states.
 
-    Every slot takes the plan of largest J = V r - Q c that the guards admit; the queue is
-    charged with the true bill.
+    Every slot takes the plan that ``decide`` would take: the best drift plus penalty of a slot
+    among those of J >= 0, under the guards. The queue is charged with the true bill.
 
     Args:
         table: The truth.
@@ -117,61 +118,104 @@ def run_table(
 
     Source: docs/model.md, sections 4.1, 4.5 and 4.8.
     """
-    thought = believed or table
-    offer_S, price_S = list(thought.offered_rates), list(thought.costs)
-    rate_S, cost_S = table.rates.tolist(), table.costs.tolist()
-    runs_S = thought.runs.tolist()
+    chooser = _Chooser(believed or table, control)
+    rates, costs = table.rates.tolist(), table.costs.tolist()
     slot_s, budget = control.slot_s, control.budget_usd_per_s
-    states, seen = state_T.tolist(), (state_T if seen_T is None else seen_T).tolist()
+    seen = (state_T if seen_T is None else seen_T).tolist()
     queues, spent_usd, current = Queues(control.backlog_usd), 0.0, 0
-    plans, samples, bills, backlogs, paused = [], [], [], [], []
-    for slot, state in enumerate(states):
-        view = seen[slot]
-        score_K = control.penalty_weight * offer_S[view] - queues.backlog_usd * price_S[view]
-        if spent_usd - budget * slot * slot_s > control.line_usd:
-            chosen = 0
-        else:
-            if spent_usd + slot_s * cost_S[state][int(score_K.argmax())] > control.total_usd:
-                score_K[spent_usd + slot_s * table.costs[state] > control.total_usd] = -inf
-            chosen = int(score_K.argmax())
-            if control.pause_s and chosen != current:
-                chosen = _worth_its_pause(score_K, offer_S[view], runs_S[view], current, control)
-        pause_s = control.pause_s if chosen not in (current, 0) else 0.0
-        bill_usd = cost_S[state][chosen] * slot_s
-        queues = queues.update(bill_usd, budget, slot_s)
+    plans, samples, bills, backlogs, progress, paused = [], [], [], [], [], []
+    for slot, state in enumerate(state_T.tolist()):
+        chosen = 0
+        if spent_usd - budget * slot * slot_s <= control.line_usd:
+            left_usd = control.total_usd * (1 - ROUNDING) - spent_usd
+            chosen = chooser.choose(seen[slot], queues, current, left_usd)
+        pauses = chosen not in (current, 0) and control.pause_s > 0
+        works_s = max(0.0, slot_s - control.pause_s) if pauses else slot_s
+        made, bill_usd = rates[state][chosen] * works_s, costs[state][chosen] * slot_s
+        missing = control.floor_samples_per_s * slot_s - made
+        queues = queues.update(
+            bill_usd, budget, slot_s, shortfall_usd=control.progress_weight * missing
+        )
         spent_usd += bill_usd
         current = chosen
         plans.append(chosen)
-        samples.append(rate_S[state][chosen] * max(0.0, slot_s - pause_s))
+        samples.append(made)
         bills.append(bill_usd)
         backlogs.append(queues.backlog_usd)
-        paused.append(1.0 if pause_s else 0.0)
+        progress.append(queues.progress_usd)
+        paused.append(pauses)
     return TableRun(
         slot_s, np.array(plans, dtype=np.int64), np.array(samples), np.array(bills),
-        np.array(backlogs), np.array(paused),
+        np.array(backlogs), np.array(progress), np.array(paused, dtype=np.float64),
     )  # fmt: skip
 
 
-def _worth_its_pause(
-    score_K: FloatArray,
-    offer_K: FloatArray,
-    runs_K: list[float],
-    current: int,
-    control: TableControl,
-) -> int:
-    """The best plan that earns its pause, the current one, or idle; as ``decide`` chooses."""
-    lost = current != 0 and not runs_K[current]
-    stays = current != 0 and not lost and score_K[current] >= 0
-    for k in np.argsort(-score_K).tolist():
-        if k in (current, 0) or score_K[k] < 0:
-            return int(k) if score_K[k] >= 0 else 0
-        rate = max(offer_K[k], offer_K[current]) if stays else offer_K[k]
-        reference = score_K[current] if stays else 0.0
-        if lost or earns_pause(
-            gain_usd2_per_s=float(score_K[k] - reference),
-            horizon_s=control.hysteresis_slots * control.slot_s,
-            pause_s=control.pause_s,
-            worth_usd2_per_s=control.penalty_weight * float(rate),
-        ):
-            return int(k)
-    return 0
+class _Chooser:
+    """The decision of a slot on a table; the rules are those of ``planning/lyapunov.py``."""
+
+    def __init__(self, table: PlanTable, control: TableControl) -> None:
+        self._control = control
+        self._estimates = [
+            [
+                StepEstimate(step_s=1.0, samples_per_s=rate, cost_usd_per_s=cost)
+                for rate, cost in zip(rates, costs, strict=True)
+            ]
+            for rates, costs in zip(table.rates.tolist(), table.costs.tolist(), strict=True)
+        ]
+        self._runs = (table.runs > 0).tolist()
+        self._frontiers = [_frontier(table, s) for s in range(len(table.rates))]
+
+    def choose(self, state: int, queues: Queues, current: int, left_usd: float) -> int:
+        """Index of the plan to run next; 0: idle."""
+        control, estimates = self._control, self._estimates[state]
+        weight = control.penalty_weight + control.progress_weight * queues.progress_usd
+        backlog_usd = queues.backlog_usd
+        drift = Drift(weight, backlog_usd, control.budget_usd_per_s, control.slot_s)
+        options = self._frontiers[state]
+        if control.pause_s and current and self._runs[state][current] and current not in options:
+            options = [*options, current]
+        most_usd_per_s = left_usd / control.slot_s
+        ranked = []
+        for k in options:
+            estimate = estimates[k]
+            cost = estimate.cost_usd_per_s
+            if weight * estimate.samples_per_s >= backlog_usd * cost and cost <= most_usd_per_s:
+                ranked.append((drift.slot_score(estimate), k))
+        if not ranked:
+            return 0
+        if not control.pause_s:
+            return max(ranked)[1]
+        ranked.sort(reverse=True)
+        return self._paying([k for _, k in ranked], state, current, drift)
+
+    def _paying(self, ranked: list[int], state: int, current: int, drift: Drift) -> int:
+        """The first plan that earns its pause; the current one needs not."""
+        control, estimates = self._control, self._estimates[state]
+        lost = current != 0 and not self._runs[state][current]
+        old = estimates[current] if current in ranked else IDLE_ESTIMATE
+        for k in ranked:
+            new = estimates[k]
+            fastest = max(new.samples_per_s, old.samples_per_s)
+            if (
+                k == current
+                or lost
+                or earns_pause(
+                    drift.lead(new, old),
+                    horizon_s=control.hysteresis_slots * control.slot_s,
+                    pause_s=control.pause_s,
+                    worth_usd2_per_s=drift.penalty_weight * fastest,
+                )
+            ):
+                return k
+        return 0
+
+
+def _frontier(table: PlanTable, state: int) -> list[int]:
+    """Plans that run in a state and that no cheaper one outruns; never idle."""
+    able = [k for k in np.flatnonzero(table.runs[state] > 0).tolist() if k != 0]
+    able.sort(key=lambda k: (table.costs[state, k], -table.rates[state, k]))
+    kept: list[int] = []
+    for k in able:
+        if table.rates[state, k] > (table.rates[state, kept[-1]] if kept else 0.0):
+            kept.append(k)
+    return kept

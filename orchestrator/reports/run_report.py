@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -11,45 +11,13 @@ from orchestrator import storage
 from orchestrator.control.persistence import RunStore
 from orchestrator.core.durable import LedgerEntry
 from orchestrator.errors import ConfigError
+from orchestrator.reports.rows import Row, SlotRow, int_of, number_of, slot_row
 from orchestrator.reports.worth import Worth, typical
 from orchestrator.storage import Json
-
-Row = Mapping[str, object]
 
 _LOSS_WINDOW = 10  # steps whose mean stands for the loss at the start and at the end
 _CENT = 0.01
 _NO_TIME_S = 1.0  # billed; the first slot ends as soon as there is a plan
-
-
-@dataclass(frozen=True, slots=True)
-class SlotRow:
-    """What the report needs of one line of ``slots.jsonl``."""
-
-    slot: int
-    time_s: float
-    step: int
-    decision: str
-    reason: str
-    plan: Row
-    predicted_step_s: float | None
-    measured_step_s: float | None
-    cost_per_hour_usd: float | None
-    spent_usd: float
-    budget_usd: float
-    overspend_bound_usd: float
-    control_cpu_s: float
-    num_late: int
-    num_operations: int
-    marginal_values: Mapping[str, float]
-    price_per_hour_usd: Mapping[str, float]  # of a device, by pool
-    idle_pools: tuple[str, ...]
-
-    @property
-    def error_ratio(self) -> float | None:
-        """Measured over predicted step time, less one."""
-        if self.measured_step_s is None or not self.predicted_step_s:
-            return None
-        return self.measured_step_s / self.predicted_step_s - 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +62,7 @@ class RunFound:
     def losses(self) -> tuple[tuple[int, float], ...]:
         """(step, loss) of every committed step that has one."""
         return tuple(
-            (_int(s, "step"), v) for s in self.steps if (v := number_of(s, "loss")) is not None
+            (int_of(s, "step"), v) for s in self.steps if (v := number_of(s, "loss")) is not None
         )
 
     @property
@@ -115,7 +83,7 @@ class RunFound:
     @property
     def num_samples(self) -> int:
         """Committed samples."""
-        return sum(_int(step, "samples") for step in self.steps)
+        return sum(int_of(step, "samples") for step in self.steps)
 
     @property
     def billed_hours(self) -> float:
@@ -164,6 +132,22 @@ class RunFound:
     def bound_held(self) -> bool:
         """Whether spending stayed within budget and slack at every slot, to the cent."""
         return all(s.spent_usd <= s.budget_usd + s.overspend_bound_usd + _CENT for s in self.slots)
+
+    @property
+    def forgiven_usd(self) -> float:
+        """What ``budget.queue_cap`` cut off the backlog: spent above the average for good."""
+        return self.slots[-1].forgiven_usd if self.slots else 0.0
+
+    @property
+    def time_constant_s(self) -> float | None:
+        """How fast the price of money follows: median over slots, in billed seconds."""
+        found = [s.time_constant_s for s in self.slots if s.time_constant_s]
+        return median(found) if found else None
+
+    @property
+    def coherence_s(self) -> float | None:
+        """For how long prices and speeds lasted, in billed seconds; None: not known."""
+        return self.slots[-1].coherence_s if self.slots else None
 
     @property
     def standing_usd(self) -> float:
@@ -223,7 +207,7 @@ def read_run(run_dir: str) -> RunFound:
         name=store.run_url.rstrip("/").rsplit("/", 1)[-1],
         status=str(result["status"]) if result else "running, or ended without a result",
         reason=str(result.get("reason", "")) if result else "there is no result.json yet",
-        slots=tuple(map(_slot_row, store.read("slots"))),
+        slots=tuple(map(slot_row, store.read("slots"))),
         steps=store.read("steps"),
         ledger=store.read_ledger(),
         events=store.read("events"),
@@ -284,6 +268,9 @@ def report_data(
         "average_per_hour_usd": found.average_per_hour_usd,
         "usd_per_million_samples": found.usd_per_million_samples,
         "standing_usd": found.standing_usd,
+        "forgiven_usd": found.forgiven_usd,
+        "time_constant_s": found.time_constant_s,
+        "coherence_s": found.coherence_s,
         "bound_held": found.bound_held,
         "pools": [storage.to_json(pool) for pool in found.pools],
         "plans": [storage.to_json(span) for span in found.plans],
@@ -306,43 +293,6 @@ def report_data(
             {"pool": pool, "ledger_usd": own, "bill_usd": theirs} for pool, own, theirs in compared
         ]
     return data
-
-
-def number_of(row: Row, key: str) -> float | None:
-    """A number of a row, None where it has none."""
-    value = row.get(key)
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _slot_row(row: Row) -> SlotRow:
-    predicted, measured = _map(row, "predicted"), _map(row, "measured")
-    devices = [d for d in _map(row, "devices").values() if isinstance(d, dict)]
-    return SlotRow(
-        slot=_int(row, "slot"),
-        time_s=number_of(row, "time_s") or 0.0,
-        step=_int(row, "step"),
-        decision=str(row.get("decision", "")),
-        reason=str(row.get("reason", "")),
-        plan=_map(row, "plan"),
-        predicted_step_s=number_of(predicted, "step_s"),
-        measured_step_s=number_of(measured, "step_s"),
-        cost_per_hour_usd=number_of(measured, "cost_per_hour_usd"),
-        spent_usd=number_of(row, "spent_usd") or 0.0,
-        budget_usd=number_of(row, "budget_usd") or 0.0,
-        overspend_bound_usd=number_of(row, "overspend_bound_usd") or 0.0,
-        control_cpu_s=number_of(row, "control_cpu_s") or 0.0,
-        num_late=_int(row, "num_late"),
-        num_operations=_int(row, "num_operations"),
-        marginal_values={
-            name: float(value)
-            for name, value in _map(row, "marginal_values").items()
-            if isinstance(value, int | float)
-        },
-        price_per_hour_usd={
-            str(d["pool"]): float(d["price_per_hour"]) for d in devices if d.get("state") != "lost"
-        },
-        idle_pools=tuple(sorted({str(d["pool"]) for d in devices if d.get("state") == "idle"})),
-    )
 
 
 def _span(slots: Sequence[SlotRow], reason: str) -> PlanSpan:
@@ -376,13 +326,3 @@ def _comparisons(store: RunStore) -> tuple[Row, ...]:
         return ()
     rows = json.loads(storage.read_bytes(url))
     return tuple(row for row in rows if isinstance(row, dict))
-
-
-def _int(row: Row, key: str) -> int:
-    value = row.get(key)
-    return int(value) if isinstance(value, int | float) else 0
-
-
-def _map(row: Row, key: str) -> Row:
-    value = row.get(key)
-    return value if isinstance(value, dict) else {}

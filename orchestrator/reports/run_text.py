@@ -8,7 +8,8 @@ from rich.text import Text
 
 from orchestrator.reports import figures
 from orchestrator.reports.records import plan_words
-from orchestrator.reports.run_report import PlanSpan, RunFound, number_of
+from orchestrator.reports.rows import number_of
+from orchestrator.reports.run_report import PlanSpan, RunFound
 from orchestrator.reports.tables import worth_table
 
 _EVENTS_SHOWN = 20
@@ -47,6 +48,12 @@ def head_figures(found: RunFound) -> Mapping[str, str]:
         "per million samples": figures.usd(found.usd_per_million_samples),
         "budget": bound_text(found),
     }
+    if found.time_constant_s is not None:
+        shown["price of money"] = pace_text(found)
+    if found.forgiven_usd:
+        shown["forgiven"] = (
+            f"{figures.usd(found.forgiven_usd)} above the average, by budget.queue_cap"
+        )
     if found.standing_usd:
         shown["idle but present"] = (
             f"{figures.usd(found.standing_usd)}: releasing those devices would have saved it"
@@ -64,6 +71,16 @@ def loss_text(found: RunFound) -> str:
     return (
         f"{figures.number(first)} -> {figures.number(last)} "
         f"(fell by {figures.number(first - last)})"
+    )
+
+
+def pace_text(found: RunFound) -> str:
+    """How fast the price of money follows what is spent, and for how long the states last."""
+    lasting = "an unknown time"
+    if found.coherence_s is not None:
+        lasting = figures.seconds(found.coherence_s)
+    return (
+        f"follows within {figures.seconds(found.time_constant_s)}; prices and speeds last {lasting}"
     )
 
 

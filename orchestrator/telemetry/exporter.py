@@ -108,6 +108,8 @@ class Exporter:
         for event in journal.events:
             if event.kind == "lost":
                 self._count("losses_total", 1, reason_label("worker"))
+            elif event.kind in ("alarm", "warning"):
+                self._count("warnings_total", 1, reason_label(event.detail))
         self._show_phases(journal.reports)
 
     def slot(self, record: SlotRecord) -> None:
@@ -158,7 +160,13 @@ class Exporter:
         self._set("overspend_bound_usd", record.overspend_bound_usd)
         self._set("backlog_usd", record.backlog_usd)
         self._set("penalty_weight", record.penalty_weight)
+        self._set("progress_backlog_usd", record.progress_backlog_usd)
+        self._set("forgiven_usd", record.forgiven_usd)
         self._set("price_of_money_samples_per_usd", record.price_of_money_samples_per_usd)
+        if record.time_constant_s is not None:
+            self._set("time_constant_seconds", record.time_constant_s)
+        if record.coherence_s is not None:
+            self._set("coherence_seconds", record.coherence_s)
         self._set_all("price_age_seconds", {(p,): age_s for p, age_s in record.price_age_s})
 
     def _show_worth(self, record: SlotRecord) -> None:

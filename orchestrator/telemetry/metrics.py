@@ -88,7 +88,12 @@ METRICS: Mapping[str, Metric] = {
     "overspend_bound_usd": Metric("gauge", "Most that may be spent above the average so far."),
     "backlog_usd": Metric("gauge", "Virtual queue of the budget."),
     "penalty_weight": Metric("gauge", "V, in squared dollars per sample."),
-    "price_of_money_samples_per_usd": Metric("gauge", "Backlog over V."),
+    "progress_backlog_usd": Metric("gauge", "Virtual queue of the progress floor."),
+    "forgiven_usd": Metric("gauge", "Cut off the backlog by its cap; never paid back."),
+    "price_of_money_samples_per_usd": Metric("gauge", "Backlog over V, raised by the floor's."),
+    "time_constant_seconds": Metric("gauge", "How fast the price of money follows, billed."),
+    "coherence_seconds": Metric("gauge", "For how long prices and speeds last, billed."),
+    "warnings_total": Metric("counter", "Alarms and warnings of a run.", ("reason",)),
     "marginal_value_samples_per_second": Metric(
         "gauge",
         "What one more adds to the rate: $/h of budget, egress or a zone, microbatch, device, "
@@ -115,6 +120,7 @@ REASONS = frozenset(
         "keep", "reassign", "switch", "budget_wait", "budget_cap_reached", "budget_cap_near",
         "price_unknown", "no_feasible_plan", "user_rows_infeasible", "finished", "budget",
         "stopped", "assignment", "deadline", "not_finite", "worker", "user_rows_priced",
+        "price", "budget_infeasible", "tau_v", "queue_cap",
     }
 )  # fmt: skip
 """Values of the label ``reason``; any other text is shown as ``other``."""

@@ -15,7 +15,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.reports.records import slot_data
 from orchestrator.reports.run_page import run_page
 from orchestrator.reports.run_report import compare_bill, read_run, report_data
-from orchestrator.reports.run_text import print_report
+from orchestrator.reports.run_text import head_figures, print_report
 from tests.unit.builders import make_group, make_plan
 from tests.unit.reports.test_plan_page import read_page
 from tests.unit.reports.test_records import FAST, PLAN, a_record
@@ -42,7 +42,8 @@ def run_dir(tmp_path: Path) -> str:
                     predicted=Rates(0.5, 22.0, 3.5),
                     measured=Rates(0.55 if early else 0.6, 20.0, 3.5),
                     spent_usd=2.0 * (slot + 1), budget_usd=1.8 * (slot + 1),
-                    overspend_bound_usd=1.0, control_cpu_s=0.1,
+                    overspend_bound_usd=1.0, control_cpu_s=0.1, forgiven_usd=0.1 * slot,
+                    time_constant_s=1800.0, coherence_s=None if early else 600.0,
                 )
             ),
         )  # fmt: skip
@@ -78,6 +79,11 @@ def test_the_report_adds_up_what_the_files_say(run_dir: str) -> None:
     assert found.last_loss == pytest.approx(5.0 - 3.45)
     assert found.error_ratio == pytest.approx(0.15)  # median of 10, 10, 20, 20 %
     assert found.standing_usd == pytest.approx(1.2)
+    assert found.forgiven_usd == pytest.approx(0.3)
+    assert (found.time_constant_s, found.coherence_s) == (1800.0, 600.0)
+    figures = head_figures(found)
+    assert figures["price of money"] == "follows within 30.0 min; prices and speeds last 10.0 min"
+    assert figures["forgiven"] == "$0.3000 above the average, by budget.queue_cap"
 
 
 def test_plans_are_cut_where_another_one_ran_and_say_why(run_dir: str) -> None:

@@ -88,6 +88,10 @@ def make_record(num_devices: int = 3) -> SlotRecord:
         stragglers=("gpu-0",),
         fallbacks=("assignment: time limit",),
         price_age_s=(("gpu", 0.0),),
+        progress_backlog_usd=0.3,
+        forgiven_usd=0.2,
+        time_constant_s=7200.0,
+        coherence_s=1800.0,
     )
 
 
@@ -100,7 +104,10 @@ def make_journal() -> SlotJournal:
             LedgerEntry(0.0, 60.0, "gpu-0", "gpu", 3.6, 0.06),
             LedgerEntry(0.0, 60.0, "gpu-0", "gpu", 0.0, 0.0, 1e6, 0.01, "egress"),
         ),
-        events=(RunEvent(180.0, 3, "lost", "gone", "gpu-2"),),
+        events=(
+            RunEvent(180.0, 3, "lost", "gone", "gpu-2"),
+            RunEvent(180.0, 3, "alarm", "budget_infeasible: no plan keeps both"),
+        ),
     )
 
 
@@ -174,6 +181,16 @@ def test_worth_of_one_more_is_shown_by_what_it_is_and_where(exporter: Exporter) 
     assert value(exporter, "same_cost_usd_per_hour", pool="gpu") == 6.0
     exporter.slot(replace(make_record(), marginal_values=()))
     assert value(exporter, worth, of="device", where="gpu") is None
+
+
+def test_alarms_are_counted_by_their_first_word_and_what_was_forgiven_is_shown(
+    exporter: Exporter,
+) -> None:
+    exporter.journal(make_journal())
+    exporter.slot(make_record())
+    assert value(exporter, "warnings_total", reason="budget_infeasible") == 1
+    assert value(exporter, "forgiven_usd") == 0.2
+    assert value(exporter, "progress_backlog_usd") == 0.3
 
 
 def test_predicted_and_measured_stand_side_by_side(exporter: Exporter) -> None:

@@ -105,16 +105,21 @@ class Explorer:
             weight, backlog_usd = 1.0, price_of_money_samples_per_usd
         finalists: list[Trial] = []
         others: list[Trial] = []
-        for level in _levels(problem):
-            evaluator = self._evaluator(level, problem)
-            search = Search(evaluator, weight, backlog_usd, out_of_time)
-            starts = _starts(evaluator.space, problem.incumbent)
-            best = search.finalists(starts, problem.seed, NUM_RETIMED)
-            finalists += best
-            others += _others(evaluator, search, {trial.state for trial in best})
+        spread, lacking = _spread(problem)
+        for start in (problem.incumbent, *([] if lacking else [spread])):
+            for level in _levels(problem):
+                evaluator = self._evaluator(level, problem)
+                search = Search(evaluator, weight, backlog_usd, out_of_time)
+                starts = _starts(evaluator.space, start)
+                best = search.finalists(starts, problem.seed, NUM_RETIMED)
+                finalists += best
+                others += _others(evaluator, search, {trial.state for trial in best})
+            if finalists:
+                break
         if not finalists:
             raise InfeasibleError(
-                f"no plan fits the devices' memory: {_misfit(CostModel(problem))}"
+                f"no plan fits the devices' memory: {lacking or 'however they are grouped'}; add "
+                "devices or memory, or split the model into more layers"
             )
         return [*sorted(finalists, key=search.score, reverse=True), *others]
 
@@ -176,9 +181,8 @@ def _starts(space: Space, incumbent: Plan | None) -> list[State]:
     return [] if state is None else [state]
 
 
-def _misfit(cost: CostModel) -> str:
-    """What the emptiest plan lacks: the model spread over the devices with most memory."""
-    problem = cost.problem
+def _spread(problem: PlanningProblem) -> tuple[Plan, str | None]:
+    """The model spread over the devices with most memory, and what this emptiest plan lacks."""
     devices = sorted(problem.cluster.devices, key=lambda d: (-d.memory_bytes, d.device_id))
     chain = devices[: problem.model.num_layers]
     cuts = [round(i * problem.model.num_layers / len(chain)) for i in range(len(chain) + 1)]
@@ -186,6 +190,5 @@ def _misfit(cost: CostModel) -> str:
         Stage(make_team([d]), first, end)
         for d, (first, end) in zip(chain, pairwise(cuts), strict=True)
     )
-    group = Group(stages, (1,) * problem.batch_samples)
-    message = cost.memory_error((group,), problem.schedules[0])
-    return f"{message}; add devices or memory, or split the model into more layers"
+    plan = Plan(0, problem.schedules[0], (Group(stages, (1,) * problem.batch_samples),))
+    return plan, CostModel(problem).memory_error(plan.groups, plan.schedule)

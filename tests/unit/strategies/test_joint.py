@@ -7,6 +7,7 @@ from orchestrator.errors import InfeasibleError
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 from orchestrator.strategies.joint import Joint
+from tests.unit.builders import make_cluster, make_device, make_problem, make_profile
 from tests.unit.planning.demo_cluster import (
     demo_cluster,
     demo_devices,
@@ -92,6 +93,15 @@ def test_plan_of_most_samples_per_dollar_is_always_among_the_candidates() -> Non
 
 def test_idle_comes_first_when_money_is_worth_more_than_any_plan() -> None:
     assert proposed(demo_problem(backlog_usd=1e5))[0].plan.is_idle
+
+
+@pytest.mark.parametrize("num_devices", [3, 4, 40])
+def test_model_that_fits_only_chains_as_long_as_it_has_layers_is_planned(num_devices: int) -> None:
+    # each layer needs 28 GB of the 36 GB usable: no device holds both, no longer chain exists
+    devices = [make_device(f"d-{i}", memory_bytes=40 * 10**9) for i in range(num_devices)]
+    profile = make_profile({"gpu": [0.1, 0.1]}, param_bytes=7e9)
+    best = proposed(make_problem(make_cluster(devices), profile))[0]
+    assert {len(group.stages) for group in best.plan.groups} == {2}
 
 
 def test_model_that_fits_nowhere_is_refused_naming_a_device() -> None:

@@ -14,6 +14,11 @@ CHECKS_PER_WINDOW = 4
 RISE_SHARE = 0.01
 """Of the window's budget: a backlog that rose by more has not settled."""
 
+MEMORY_WINDOWS = 16
+"""A rise only counts above the highest level of so many windows. What the budget buys swings with
+prices and devices from one window to the next, by several percent; a queue that swings with it
+comes back to where it was, one that cannot settle does not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
@@ -53,10 +58,10 @@ class Shortage:
 class InfeasibilityAlarm:
     """Watches whether the queues that must settle go on growing.
 
-    Over a window, every watched queue rose by more than 1 % of the window's budget; looked at
-    every quarter of a window. With a progress floor the budget and the floor both must rise:
-    one of them alone still trades against the other. Without a floor only a run that may not
-    idle can be short of money, and the backlog alone decides.
+    Over a window, every watched queue rose by more than 1 % of the window's budget, to a level
+    it did not have before; looked at every quarter of a window. With a progress floor the budget
+    and the floor both must rise: one of them alone still trades against the other. Without a
+    floor only a run that may not idle can be short of money, and the backlog alone decides.
 
     Source: docs/model.md, section 4.6.
     """
@@ -74,20 +79,25 @@ class InfeasibilityAlarm:
         due_s = self.window_s / CHECKS_PER_WINDOW
         if self.marks and now.time_s - self.marks[-1].time_s < due_s:
             return self, None
-        marks = (*self.marks, now)[-(CHECKS_PER_WINDOW + 1) :]
+        marks = (*self.marks, now)[-(MEMORY_WINDOWS * CHECKS_PER_WINDOW + 1) :]
         watching = replace(self, marks=marks)
         if len(marks) <= CHECKS_PER_WINDOW:
             return watching, None
-        return watching, self._shortage(marks[0], now)
+        return watching, self._shortage(marks[:-CHECKS_PER_WINDOW], now)
 
-    def _shortage(self, then: AlarmMark, now: AlarmMark) -> Shortage | None:
-        seconds, scale = now.time_s - then.time_s, now.penalty_weight / then.penalty_weight
+    def _shortage(self, before: tuple[AlarmMark, ...], now: AlarmMark) -> Shortage | None:
+        """What is short in the window that began with the last of ``before``."""
+        then = before[-1]
+        seconds = now.time_s - then.time_s
+        scales = [now.penalty_weight / mark.penalty_weight for mark in before]
+        backlogs = [k * mark.backlog_usd for k, mark in zip(scales, before, strict=True)]
+        progress = [k * mark.progress_usd for k, mark in zip(scales, before, strict=True)]
         found = Shortage(
             window_s=seconds,
             cost_usd_per_s=(now.spent_usd - then.spent_usd) / seconds,
             samples_per_s=(now.samples - then.samples) / seconds,
-            backlog_rise_usd=now.backlog_usd - scale * then.backlog_usd,
-            progress_rise_usd=now.progress_usd - scale * then.progress_usd,
+            backlog_rise_usd=now.backlog_usd - max(backlogs),
+            progress_rise_usd=now.progress_usd - max(progress),
         )
         rises = [found.backlog_rise_usd]
         if self.floor_samples_per_s:

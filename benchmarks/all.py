@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BENCHMARKS = ("assignment", "executor", "overhead", "published")
+BENCHMARKS = ("assignment", "executor", "overhead", "published", "time_model")
 
 
 def measure(name: str, folder: Path, *, quick: bool) -> dict[str, object]:

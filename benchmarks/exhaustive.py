@@ -185,7 +185,9 @@ def _with(grouping: Grouping, team: int, longest: int) -> Iterator[Grouping]:
                 yield (*grouping[:g], (*chain[:p], team, *chain[p:]), *grouping[g + 1 :])
 
 
-def _work_s(cost: CostModel, team: Team, size: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def _work_s(
+    cost: CostModel, team: Team, size: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """Forward plus backward of all layers before each border."""
     times = cost.tables.times(team.kind, team.size, size)
     return cost.slowdown(team) * (np.asarray(times.forward_s) + np.asarray(times.backward_s))

@@ -1,9 +1,9 @@
 """The one model of step time, memory and money: search, decision and simulation all ask it."""
 
 from collections.abc import Iterable, Sequence
-from copy import copy
 from dataclasses import replace
 from math import fsum
+from typing import Self
 
 from orchestrator.core.plan import Group
 from orchestrator.core.slot import IDLE_ESTIMATE, PlanningProblem, StepEstimate
@@ -27,11 +27,17 @@ class CostModel(GroupModel):
         self._sums = GradientSums(self.tables, problem.cluster)
         self._prices: dict[tuple[str, ...], float] = {}  # of teams
 
-    def repriced(self, problem: PlanningProblem) -> "CostModel":
-        """The model of a problem that differs in the offers' prices only; times are kept."""
-        other = copy(self)
-        other.problem, other.standing_usd_per_s = problem, _standing_usd_per_s(problem)
+    def following(self, problem: PlanningProblem) -> Self | None:
+        """See ``GroupModel.following``; sums and prices are those of the new cluster."""
+        other = super().following(problem)
+        if other is None:
+            return None
+        other.standing_usd_per_s = _standing_usd_per_s(problem)
         other._prices = {}
+        if problem.cluster.devices != self.problem.cluster.devices or (
+            problem.cluster.links != self.problem.cluster.links
+        ):
+            other._sums = GradientSums(other.tables, problem.cluster)
         return other
 
     def memory_error(

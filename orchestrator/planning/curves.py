@@ -5,8 +5,9 @@ Shape letters: G groups.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from math import inf
+from typing import NamedTuple
 
 from orchestrator.core.cluster import Team
 from orchestrator.core.model import microbatch_sizes
@@ -38,34 +39,56 @@ class Option:
         return min(self.most_samples, self.microbatch + further_s * self.samples_per_s)
 
 
+class _Form(NamedTuple):
+    """An option of every chain of alike teams."""
+
+    cuts: tuple[int, ...]  # 0 and L included
+    size: int
+
+
 class Curves:
-    """The options of chains; kept once computed.
+    """The options of chains; kept once computed, for all chains of alike teams.
 
     Source: docs/model.md, sections 3.2 and 5.3.
     """
 
-    def __init__(self, cost: CostModel) -> None:
+    def __init__(self, cost: CostModel, before: "Curves | None" = None) -> None:
+        """``before``: of an earlier cost model that ``cost`` follows."""
         self._cost, problem = cost, cost.problem
         self._batch = problem.batch_samples
         self.sizes = microbatch_sizes(problem.microbatch_samples)
         self._options: dict[tuple[tuple[Team, ...], str, bool], tuple[Option, ...]] = {}
+        self._forms: dict[tuple[object, ...], tuple[_Form, ...]] = before._forms if before else {}
 
     def of(self, teams: tuple[Team, ...], schedule: str, *, replicated: bool) -> tuple[Option, ...]:
         """Cuts and sizes that no other option beats at every share; () when none fits."""
         key = (teams, schedule, replicated)
         found = self._options.get(key)
         if found is None:
-            every = []
-            for cuts in self._cuts(teams, schedule):
-                stages = tuple(
-                    Stage(team, first, end)
-                    for team, (first, end) in zip(teams, pairwise(cuts), strict=True)
-                )
-                every += [
-                    self.sized(stages, size, schedule, replicated=replicated) for size in self.sizes
-                ]
-            found = self._options[key] = _envelope([option for option in every if option])
+            found = self._options[key] = self._build(teams, schedule, replicated=replicated)
         return found
+
+    def _build(
+        self, teams: tuple[Team, ...], schedule: str, *, replicated: bool
+    ) -> tuple[Option, ...]:
+        key = (self._cost.chain_key(teams), schedule, replicated)
+        forms = self._forms.get(key)
+        known = forms is not None
+        if forms is None:
+            every = self._cuts(teams, schedule)
+            forms = tuple(_Form(*one) for one in product(every, self.sizes))
+        options = [
+            self.sized(_stages(teams, form.cuts), form.size, schedule, replicated=replicated)
+            for form in forms
+        ]
+        if known:
+            return tuple(option for option in options if option)
+        kept = _envelope([option for option in options if option])
+        self._forms[key] = tuple(
+            _Form((0, *(stage.end_layer for stage in option.stages)), option.microbatch)
+            for option in kept
+        )
+        return kept
 
     def sized(
         self, stages: tuple[Stage, ...], size: int, schedule: str, *, replicated: bool
@@ -89,6 +112,12 @@ class Curves:
         """Those of dynamic programming at the largest microbatch that fits."""
         found = (cut_options(self._cost, teams, size, schedule) for size in self.sizes)
         return next((cuts for cuts in found if cuts), ())
+
+
+def _stages(teams: Sequence[Team], cuts: Sequence[int]) -> tuple[Stage, ...]:
+    return tuple(
+        Stage(team, first, end) for team, (first, end) in zip(teams, pairwise(cuts), strict=True)
+    )
 
 
 def common_end(

@@ -1,9 +1,10 @@
 """One group by itself: the times of its stages, links and pipeline, and what it may hold."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from orchestrator.core.cluster import Device, Link, Team
 from orchestrator.core.plan import Group, Stage
@@ -17,6 +18,9 @@ from orchestrator.planning.pipeline import (
     pipeline_s,
 )
 from orchestrator.planning.tables import LayerTables
+
+MAX_KEPT = 200_000
+"""Figures of groups that one model after the other may pile up."""
 
 SLOW_LINK_RATIO = 0.10  # of the longest stage: from here on more microbatches are kept in flight
 
@@ -78,6 +82,25 @@ class GroupModel:
         self._inflight: dict[tuple[object, ...], list[int]] = {}
         self._figures: dict[tuple[object, ...], GroupFigures] = {}
 
+    def following(self, problem: PlanningProblem) -> Self | None:
+        """The model of a later problem, with all that is still true of teams and links there.
+
+        None when model, batch or memory margin are others, or when too much has piled up.
+        """
+        mine = self.problem
+        if (
+            len(self._figures) > MAX_KEPT
+            or problem.model != mine.model
+            or problem.batch_samples != mine.batch_samples
+            or problem.overlap != mine.overlap
+            or problem.memory_margin_ratio != mine.memory_margin_ratio
+        ):
+            return None
+        other = copy(self)
+        other.problem, other.memory = problem, self.memory.following(problem)
+        other._alike, other._borders, other._slowdowns, other._links = {}, {}, {}, {}
+        return other
+
     def device(self, team: Team) -> Device:
         """The first member of a team: the endpoint of its links."""
         return self.problem.cluster.device(team.device_ids[0])
@@ -97,6 +120,13 @@ class GroupModel:
             found = self._numbers.setdefault(figures, len(self._numbers))
             self._alike[team.device_ids] = found
         return found
+
+    def chain_key(self, teams: Sequence[Team]) -> tuple[int, ...]:
+        """What the cuts and curves of a chain of teams depend on."""
+        found = [self.alike(team) for team in teams]
+        for source, target in pairwise(teams):
+            found += self._border(source, target)
+        return tuple(found)
 
     def key(self, stages: tuple[Stage, ...]) -> tuple[int, ...]:
         """What the figures of a chain depend on: teams, links between them, cuts."""

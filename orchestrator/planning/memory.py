@@ -4,6 +4,7 @@ Shape letters: I and J layer borders (0 to L).
 """
 
 from collections.abc import Sequence
+from copy import copy
 from math import inf
 
 import numpy as np
@@ -28,6 +29,12 @@ class MemoryModel:
         self._usable: dict[tuple[str, ...], float] = {}
         self._matrices: dict[tuple[int, int], tuple[FloatArray, FloatArray, FloatArray]] = {}
         self._parts: dict[tuple[int, int, int, int], tuple[float, float, float]] = {}
+
+    def following(self, problem: PlanningProblem) -> "MemoryModel":
+        """The model of a problem with other devices; what layers need is kept."""
+        other = copy(self)
+        other._problem, other._usable = problem, {}
+        return other
 
     def usable_bytes(self, team: Team) -> float:
         """Memory of its smallest member less the safety margin."""

@@ -16,6 +16,9 @@ NUM_POLISHED = 8
 """First guesses, best first, that are polished to find where to climb from."""
 
 NUM_KICKS = 12
+NUM_WARM_KICKS = 4
+"""Kicks of a climb: from first guesses, and from the plan that an earlier search found."""
+
 KICK_MOVES = 2
 
 POLISH_RATIO = 0.02
@@ -84,21 +87,33 @@ class Search:
             starts: States to climb from beside the usual first guesses.
             seed: Of the random order of moves and of the kicks.
         """
-        evaluator = self._evaluator
-        guesses = [*starts, *evaluator.space.seeds(evaluator.seconds_per_sample)]
-        ranked = self._ranked(guesses)[:NUM_POLISHED]
-        first = [trial for trial in map(self._look, ranked) if trial]
-        first.sort(key=self.score, reverse=True)
-        num_runs = 1 if starts else NUM_RUNS
-        for run in range(min(num_runs, len(first))):
-            rng = np.random.Generator(np.random.PCG64((seed, run)))
-            best = self._climb(first[run], rng)
-            for _ in range(NUM_KICKS):
-                if self._out_of_time():
-                    break
-                if kicked := self._kick(best, rng):
-                    best = max(best, self._climb(kicked, rng), key=self.score)
+        known = [trial for trial in map(self._look, starts) if trial]
+        if known:
+            rng = np.random.Generator(np.random.PCG64((seed, 0)))
+            best = self._climb(max(known, key=self.score), rng)
+            fresh = max(self._first_guesses(), key=self.score, default=None)
+            if fresh and self.score(fresh) > self.score(best):
+                best = self._climb(fresh, rng)
+            self._kick_on(best, rng, NUM_WARM_KICKS)
+        else:
+            first = sorted(self._first_guesses(), key=self.score, reverse=True)
+            for run, guess in enumerate(first[:NUM_RUNS]):
+                rng = np.random.Generator(np.random.PCG64((seed, run)))
+                self._kick_on(self._climb(guess, rng), rng, NUM_KICKS)
         return sorted(self._elite.values(), key=self.score, reverse=True)
+
+    def _kick_on(self, best: Trial, rng: np.random.Generator, num_kicks: int) -> None:
+        for _ in range(num_kicks):
+            if self._out_of_time():
+                break
+            if kicked := self._kick(best, rng):
+                best = max(best, self._climb(kicked, rng), key=self.score)
+
+    def _first_guesses(self) -> list[Trial]:
+        """The most promising first guesses, polished."""
+        guesses = self._evaluator.space.seeds(self._evaluator.seconds_per_sample)
+        ranked = self._ranked(guesses)[:NUM_POLISHED]
+        return [trial for trial in map(self._look, ranked) if trial]
 
     def _ranked(self, guesses: Sequence[State]) -> list[State]:
         """Those that fit, best first before any polish, while there is time.
@@ -106,9 +121,9 @@ class Search:
         The fastest devices go first; what cannot come near the best so far is passed over.
         """
         raw: list[Trial] = []
-        best = -inf
+        best = -inf if self._best is None else self.score(self._best)
         for guess in sorted(guesses, key=self._most, reverse=True):
-            if raw and self._out_of_time():
+            if (raw or self._best) and self._out_of_time():
                 break
             # The most samples per dollar are those of one device or team: V needs them.
             alone = sum(n for _, n in self._evaluator.space.used(guess)) == 1

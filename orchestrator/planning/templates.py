@@ -4,7 +4,6 @@ A *template* is a chain of (class, team size); a state says how many groups foll
 an evaluation costs depends on the templates, not on the number of devices.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -150,19 +149,29 @@ class ClassSpace:
         ]
 
     def of_plan(self, plan: Plan) -> Mix | None:
-        """Templates of the plan's groups, in the classes that the devices have now."""
-        counts: Counter[Template] = Counter()
+        """Templates of the plan's groups, in the classes that the devices have now.
+
+        A team whose members are no longer alike counts as one of its slowest member's class;
+        groups that find no such team, or no room, are left out.
+        """
+        mix: Mix = ()
         for group in plan.groups:
-            pieces = []
-            for stage in group.stages:
-                classes = {self._class_of.get(d) for d in stage.team.device_ids}
-                piece = (classes.pop() if len(classes) == 1 else None, stage.team.size)
-                if piece not in self.stock.index_of:
-                    return None
-                pieces.append(piece)
-            counts[tuple(pieces)] += 1
-        mix = make_mix(counts)
-        return mix if self.stock.fits(mix) else None
+            template = tuple(self._piece(stage.team.device_ids) for stage in group.stages)
+            pieces = tuple(piece for piece in template if piece in self.stock.index_of)
+            if len(pieces) == len(template) and self.stock.room(mix, pieces):
+                mix = make_mix({**dict(mix), pieces: dict(mix).get(pieces, 0) + 1})
+        return mix or None
+
+    def _piece(self, device_ids: Sequence[str]) -> tuple[int, int]:
+        """Class of the slowest member, -1 when one has left, and team size."""
+        classes = [self._class_of.get(d, -1) for d in device_ids]
+        if -1 in classes:
+            return -1, len(classes)
+        slowest = max(classes, key=lambda c: (self._slowdown(c), c))
+        return slowest, len(classes)
+
+    def _slowdown(self, c: int) -> float:
+        return self._roster.devices[self.stock.classes[c].nodes[0][0]].slowdown
 
     def placed(self, trial: Trial, incumbent: Plan | None) -> tuple[Group, ...] | None:
         """Every group on devices of its own: where its like works already, else largest first."""

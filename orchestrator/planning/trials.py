@@ -100,13 +100,19 @@ class Evaluator:
     """
 
     def __init__(
-        self, problem: PlanningProblem, make_space: Callable[[PlanningProblem], Space]
+        self,
+        problem: PlanningProblem,
+        make_space: Callable[[PlanningProblem], Space],
+        before: "Evaluator | None" = None,
     ) -> None:
+        """``before``: of an earlier state of the cluster; what it knows of teams is kept."""
         self._problem, self._make_space = _without_money(problem), make_space
-        self.cost, self.space = CostModel(problem), make_space(problem)
+        known = before.cost.following(problem) if before else None
+        self.cost: CostModel = known or CostModel(problem)
+        self.space: Space = make_space(problem)
         self.num_layers = problem.model.num_layers
         self._batch, self._schedules = problem.batch_samples, problem.schedules
-        self._curves = Curves(self.cost)
+        self._curves: Curves = Curves(self.cost, before._curves if known and before else None)
         self._choices: dict[tuple[State, str], tuple[float, list[Option]]] = {}
         self._trials: dict[State, tuple[Trial, ...]] = {}
         self._old_prices: dict[State, tuple[Trial, ...]] = {}
@@ -133,9 +139,13 @@ class Evaluator:
         space = self._make_space(problem)
         if space.teams != self.space.teams:
             return None
+        cost = self.cost.following(problem)
+        if cost is None:
+            return None
         other = copy(self)
         other._problem = _without_money(problem)
-        other.cost, other.space = self.cost.repriced(problem), space
+        other.cost, other.space = cost, space
+        other._curves = Curves(cost, self._curves)
         other._trials, other._old_prices = {}, {**self._old_prices, **self._trials}
         return other
 

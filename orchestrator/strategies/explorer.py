@@ -75,7 +75,7 @@ class Explorer:
         known, problem = self._evaluators.get(level), level.prepare(problem)
         if known is None or not known.serves(problem):
             repriced = known.repriced(problem) if known else None
-            self._evaluators[level] = repriced or Evaluator(problem, level.make_space)
+            self._evaluators[level] = repriced or Evaluator(problem, level.make_space, known)
         return self._evaluators[level]
 
     def seen(self, problem: PlanningProblem) -> list[Trial]:

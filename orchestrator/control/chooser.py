@@ -15,9 +15,10 @@ from orchestrator.planning.drift import Drift
 from orchestrator.planning.event import retime
 from orchestrator.planning.guards import LedgerView
 from orchestrator.planning.lyapunov import ControlOptions, Incumbent, decide, idle_decision
+from orchestrator.planning.pricing import is_held_back, nearest_breach, search_within
 
 if TYPE_CHECKING:
-    from orchestrator.planning.assignment import SlotAssignment
+    from orchestrator.planning.assignment import AssignmentResult, SlotAssignment
     from orchestrator.planning.margins import MarginalValues
     from orchestrator.strategies.registry import Strategy
 
@@ -65,7 +66,7 @@ class Chooser:
         survey(
             problem,
             treasury,
-            lambda priced: self.strategy.propose(priced, out_of_time=self._deadline()),
+            self._propose,
             self.rows,
         )
 
@@ -111,19 +112,18 @@ class Chooser:
                 backlog_usd=treasury.queues.backlog_usd,
             )
         cost = CostModel(problem)
-        deals = found and self.strategy.deals_shares
-        solved = self.assignment.solve(problem, found, self.rows) if deals else None
+        obedient, solved = self._within_rows(cost, found)
+        if self.strategy.deals_shares and is_held_back(cost, found, obedient):
+            found += search_within(self._propose, cost, self.rows, found, self._deadline())
+            obedient, solved = self._within_rows(cost, found)
         if solved and solved.fallback:
             fallbacks.append(solved.fallback)
-        obedient = [c for c in found if broken(cost, self.rows, c) is None]
-        if solved:
-            obedient.insert(0, solved.candidate)
         decision = self._decide(cost, obedient, ledger, expected)
         if decision.reason.startswith(CAP_REACHED):
             smaller = self._smaller(cost, treasury.best_ratio_samples_per_usd)
             decision = self._decide(cost, [*obedient, *smaller], ledger, expected)
         if _any_runs(found) and not _any_runs(obedient):
-            decision = self._refused_by_rows(decision, problem)
+            decision = self._refused_by_rows(decision, cost, found)
         return Choice(
             decision=decision,
             solve_s=self.stopwatch() - started_s,
@@ -159,6 +159,19 @@ class Chooser:
                 break
         return found
 
+    def _propose(self, problem: PlanningProblem) -> tuple[Candidate, ...]:
+        return self.strategy.propose(problem, out_of_time=self._deadline())
+
+    def _within_rows(
+        self, cost: CostModel, found: Sequence[Candidate]
+    ) -> tuple[list[Candidate], "AssignmentResult | None"]:
+        """Those that obey the limits, the one with the best shares first."""
+        obedient = [c for c in found if broken(cost, self.rows, c) is None]
+        if not found or not self.strategy.deals_shares:
+            return obedient, None
+        solved = self.assignment.solve(cost.problem, found, self.rows)
+        return [solved.candidate, *obedient], solved
+
     def _decide(
         self,
         cost: CostModel,
@@ -185,19 +198,22 @@ class Chooser:
             priced = replace(
                 cost.problem, penalty_weight=1.0, backlog_usd=factor * ratio_samples_per_usd
             )
-            found += self.strategy.propose(priced, out_of_time=self._deadline())
+            found += self._propose(priced)
         return [c for c in found if broken(cost, self.rows, c) is None]
 
-    def _refused_by_rows(self, decision: Decision, problem: PlanningProblem) -> Decision:
+    def _refused_by_rows(
+        self, decision: Decision, cost: CostModel, found: Sequence[Candidate]
+    ) -> Decision:
         """Name the limits as what lets nothing run; an error when nothing ever ran."""
-        limits = ", ".join(row.name for row in self.rows)
-        if problem.incumbent is None:
+        nearest = nearest_breach(cost, self.rows, found)
+        if cost.problem.incumbent is None:
             raise InfeasibleError(
-                f"no plan found obeys every limit of budget.limits ({limits}); raise the limits"
+                "no plan found obeys every limit of budget.limits; the one that comes nearest "
+                f"breaks {nearest}; raise it, or lower what min_share asks"
             )
         if decision.kind != "idle":
             return decision
-        reason = f"user_rows_infeasible: no plan found obeys every limit ({limits})"
+        reason = f"user_rows_infeasible: the plan that comes nearest to the limits breaks {nearest}"
         return replace(decision, reason=reason)
 
     def _deadline(self) -> Callable[[], bool]:

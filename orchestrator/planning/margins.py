@@ -155,7 +155,7 @@ def _solve(table: SlotTable, rows: Sequence[Row]) -> _Optimum | None:
     one = count * size / table.batch  # part of the batch when every group has one microbatch
     diagonal = np.eye(num_sets)
     ends = np.column_stack([diagonal * (tau / unit_s / one), fixed / unit_s])
-    least = np.column_stack([-diagonal, one])
+    least = np.column_stack([-diagonal, one / size])  # a sample each
     most = np.column_stack([diagonal, -one * np.array(table.cap)])
     lines = [_row_line(row, r, table, unit_s) for r, row in enumerate(rows)]
     gain = -table.backlog_usd * np.array([*(table.batch * np.array(table.usd) / size), 0.0])

@@ -6,12 +6,21 @@ from math import inf
 
 from orchestrator.core.cluster import ClusterState, Link, Offer
 from orchestrator.core.slot import Candidate, PlanningProblem
-from orchestrator.planning.constraints import Breach, Row, breaches
+from orchestrator.planning.constraints import Breach, Row, breaches, broken
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 
 LEAST_PRICE_RATIO = 1e-9
 """Of an offer's price: what stands for nothing, as an offer must cost something."""
+
+FREE_MONEY_SAMPLES_PER_USD = 1e-3
+"""Stands for a price of money of 0."""
+
+HELD_BACK_RATIO = 0.01
+"""Of the best score: what limits may cost before the search is told of them."""
+
+MAX_PRICE_ROUNDS = 4
+"""Searches at prices of the rows; each halves the stretch in which the right one lies."""
 
 LEAST_LIMIT_RATIO = 0.1
 """Of what a plan uses of a row: a limit below this is priced as if it were this."""
@@ -22,16 +31,20 @@ def search_within(
     cost: CostModel,
     rows: Sequence[Row],
     found: Sequence[Candidate],
+    out_of_time: Callable[[], bool],
 ) -> tuple[Candidate, ...]:
-    """Candidates of one more search in which the rows that ``found`` breaks have a price.
+    """Candidates of further searches, in which the rows that the best of ``found`` break cost.
 
-    They are priced as what they are: times and money of the problem itself.
+    The first price makes any breach worth less than idle; it is then halved towards the one
+    at which the best plan just obeys. Candidates come back as what they are: in times and
+    money of the problem itself.
 
     Args:
         propose: A strategy's search.
         cost: Of the slot.
         rows: The user's limits.
-        found: Candidates, none of which obeys them all.
+        found: Candidates of the search without prices.
+        out_of_time: Says when to stop; the first search is always made.
 
     Source: docs/model.md, section 5.2.
     """
@@ -42,11 +55,38 @@ def search_within(
             known = worst.setdefault(breach.row.name, breach)
             if excess(breach) > excess(known):
                 worst[breach.row.name] = breach
-    rate = max(c.estimate.samples_per_s for c in running)
-    priced = price_rows(cost.problem, tuple(worst.values()), rate)
-    again = (c.plan for c in propose(priced) if not c.plan.is_idle)
-    retimed = ((plan, retime(cost, plan.groups, plan.schedule)) for plan in again)
-    return tuple(Candidate(plan, estimate, cost.score(estimate)) for plan, estimate in retimed)
+    rate = max((c.estimate.samples_per_s for c in running), default=0.0)
+    more: dict[tuple[object, ...], Candidate] = {}
+    low, high, factor = 0.0, 1.0, 1.0
+    for _ in range(MAX_PRICE_ROUNDS if worst else 0):
+        priced = price_rows(cost.problem, tuple(worst.values()), factor * rate)
+        proposed = [c for c in propose(priced) if not c.plan.is_idle]
+        for c in proposed:
+            estimate = retime(cost, c.plan.groups, c.plan.schedule)
+            key = (c.plan.schedule, c.plan.groups)
+            more.setdefault(key, Candidate(c.plan, estimate, cost.score(estimate)))
+        if out_of_time():
+            break
+        best = proposed[0].plan if proposed else None
+        obeys = best and broken(cost, rows, more[best.schedule, best.groups]) is None
+        low, high = (low, factor) if obeys else (factor, high)
+        if low >= high:
+            break  # not even the highest price keeps the best plan within the limits
+        factor = (low + high) / 2
+    return tuple(more.values())
+
+
+def is_held_back(
+    cost: CostModel, found: Sequence[Candidate], obedient: Sequence[Candidate]
+) -> bool:
+    """Whether limits cost so much that a search that knows them may find something better."""
+
+    def best(candidates: Sequence[Candidate]) -> float:
+        running = (c for c in candidates if not c.plan.is_idle)
+        return max((cost.score(c.estimate) for c in running), default=-inf)
+
+    free, bound = best(found), best(obedient)
+    return bound < free - HELD_BACK_RATIO * abs(free)
 
 
 def price_rows(
@@ -70,8 +110,8 @@ def price_rows(
     for breach in broken:
         for pool, penalty in _device_penalties(cluster, breach, samples_per_s).items():
             penalties[pool] = penalties.get(pool, 0.0) + penalty
-    # Any price of money will do: what it multiplies is scaled to it.
-    money = max(problem.backlog_usd, problem.penalty_weight)
+    # A backlog of nothing could not price anything; this is next to nothing.
+    money = max(problem.backlog_usd, FREE_MONEY_SAMPLES_PER_USD * problem.penalty_weight)
     weight, backlog_usd = problem.penalty_weight, problem.backlog_usd
 
     def priced_offer(offer: Offer) -> Offer:
@@ -82,7 +122,9 @@ def price_rows(
         return replace(offer, price_usd_per_s=max(price, least), billed=billed)
 
     def priced_link(link: Link) -> Link:
-        mu = sum(_link_price(cluster, link, breach, samples_per_s) for breach in broken)
+        if not link.egress_usd_per_byte or not any(b.row.kind == "egress" for b in broken):
+            return link
+        mu = sum(_link_price(link, breach, samples_per_s) for breach in broken)
         return replace(
             link, egress_usd_per_byte=link.egress_usd_per_byte * (backlog_usd + weight * mu) / money
         )
@@ -131,14 +173,12 @@ def _device_penalties(
     return {o.pool: samples_per_s * o.price_usd_per_s / max(row.limit, least) for o in offers}
 
 
-def _link_price(cluster: ClusterState, link: Link, breach: Breach, samples_per_s: float) -> float:
-    """Samples per dollar of egress on a link that counts in a row."""
-    row = breach.row
-    if row.kind == "share" or not link.egress_usd_per_byte:
+def _link_price(link: Link, breach: Breach, samples_per_s: float) -> float:
+    """Samples per dollar of egress on a link that counts in a row.
+
+    Egress that leaves a limited zone has none: the price of its devices is the larger part,
+    and other links would mean other times to look up.
+    """
+    if breach.row.kind != "egress" or not link.egress_usd_per_byte:
         return 0.0
-    if row.kind == "zone":
-        inside = [d for d in cluster.devices if d.zone == row.where]
-        names = {row.where, *(d.pool for d in inside), *(d.node_id for d in inside)}
-        if link.source not in names:
-            return 0.0
-    return samples_per_s / max(row.limit, LEAST_LIMIT_RATIO * breach.used)
+    return samples_per_s / max(breach.row.limit, LEAST_LIMIT_RATIO * breach.used)

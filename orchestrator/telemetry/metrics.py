@@ -119,7 +119,7 @@ REASONS = frozenset(
     {
         "keep", "reassign", "switch", "budget_wait", "budget_cap_reached", "budget_cap_near",
         "price_unknown", "no_feasible_plan", "user_rows_infeasible", "finished", "budget",
-        "stopped", "assignment", "deadline", "not_finite", "worker", "user_rows_priced",
+        "stopped", "assignment", "deadline", "not_finite", "worker",
         "price", "budget_infeasible", "tau_v", "queue_cap",
     }
 )  # fmt: skip

@@ -14,6 +14,7 @@ from orchestrator.errors import InfeasibleError
 from orchestrator.planning.constraints import broken, make_rows
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import timeline
+from orchestrator.planning.pricing import is_held_back, nearest_breach, search_within
 from orchestrator.planning.tables import LayerTables
 from orchestrator.reports.plan_page import Timeline
 from orchestrator.reports.tables import PlanRow, make_row, row_data
@@ -153,7 +154,8 @@ class _Search:
             InfeasibleError: If there is none.
         """
         out_of_time = self._deadline()
-        found = make_strategy(strategy).propose(self._problem, out_of_time=out_of_time)
+        proposer = make_strategy(strategy)
+        found = proposer.propose(self._problem, out_of_time=out_of_time)
         if out_of_time():
             self.notes.append(
                 f"The search of {strategy} was cut off after {self._deadline_s:g} s; "
@@ -161,12 +163,22 @@ class _Search:
             )
         running = [c for c in found if not c.plan.is_idle]
         obedient = self._obedient(running)
-        self.seen += obedient if strategy == self._strategy else ()
+        cost = CostModel(self._problem)
+        if proposer.deals_shares and is_held_back(cost, running, obedient):
+            out_of_time = self._deadline()
+
+            def propose(priced: PlanningProblem) -> Sequence[Candidate]:
+                return proposer.propose(priced, out_of_time=out_of_time)
+
+            running += search_within(propose, cost, self.limits, running, out_of_time)
+            obedient = sorted(self._obedient(running), key=lambda c: -c.score)
         if running and not obedient:
-            limits = ", ".join(row.name for row in self.limits)
             raise InfeasibleError(
-                f"no plan found obeys every limit of budget.limits ({limits}); raise the limits"
+                "no plan found obeys every limit of budget.limits; the one that comes nearest "
+                f"breaks {nearest_breach(cost, self.limits, running)}; raise it, or lower what "
+                "min_share asks"
             )
+        self.seen += obedient if strategy == self._strategy else ()
         return obedient[0] if obedient else found[0]
 
     def within_budget(self, strategy: str, best: Candidate) -> Candidate | None:

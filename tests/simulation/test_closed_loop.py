@@ -402,12 +402,6 @@ def test_a_limit_on_a_zone_is_obeyed_in_every_slot() -> None:
     assert max(slow_devices(bound)) <= 1
 
 
-def test_limits_that_no_plan_obeys_end_the_run_by_their_names() -> None:
-    limits = tuple(LimitOptions(zone=zone, max_per_hour_usd=0.01) for zone in ("z1", "z2"))
-    with pytest.raises(InfeasibleError, match=r"budget.limits \(zone z1, zone z2\)"):
-        rehearsal(budget=replace(RICH, limits=limits)).run(max_slots=2)
-
-
 def test_a_model_that_fits_on_no_device_is_infeasible() -> None:
     small = demo_cluster()
     tiny = replace(small, devices=tuple(replace(d, memory_bytes=1000) for d in small.devices))

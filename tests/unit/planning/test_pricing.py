@@ -83,11 +83,11 @@ def test_search_with_priced_rows_finds_a_plan_that_obeys(limit: LimitOptions) ->
     found = [everyone(problem), IDLE]
     assert broken(cost, rows, found[0]) is not None
     again = search_within(
-        lambda p: Joint().propose(p, out_of_time=lambda: False), cost, rows, found
+        lambda p: Joint().propose(p, out_of_time=lambda: False), cost, rows, found, lambda: False
     )
     obedient = [c for c in again if broken(cost, rows, c) is None]
     assert obedient
-    best = obedient[0]
+    best = max(obedient, key=lambda c: c.score)
     true = cost.evaluate(best.plan.groups, best.plan.schedule)
     assert best.estimate.cost_usd_per_s == pytest.approx(true.cost_usd_per_s)  # not as priced
 

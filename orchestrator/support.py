@@ -253,7 +253,42 @@ def _limit_problems(limits: Sequence[LimitOptions], cluster: ClusterOptions) -> 
         seen.add((limit.zone, limit.pool))
     shares = fsum(limit.min_share or 0.0 for limit in limits)
     if shares > 1 + _SHARE_TOLERANCE:
-        yield f"budget.limits: min_share of all pools is {shares:g} together; write 1 or less"
+        each = ", ".join(f"{x.pool} {x.min_share:g}" for x in limits if x.min_share)
+        yield (
+            f"budget.limits: min_share of all pools is {shares:g} together, {shares - 1:.4g} more "
+            f"than the batch ({each}); write 1 or less"
+        )
+    for index, limit in enumerate(limits):
+        if limit.zone is not None and limit.max_per_hour_usd is not None:
+            shared = {x.pool for x in limits if x.min_share}
+            path = f"budget.limits[{index}]"
+            yield from _zone_problems(path, limit.zone, limit.max_per_hour_usd, shared, cluster)
+
+
+def _zone_problems(
+    path: str, zone: str, limit: float, shared: set[str | None], cluster: ClusterOptions
+) -> Iterator[str]:
+    """What a zone must spend at its listed prices, whatever the plan, beyond its limit."""
+    offers = [offer for offer in cluster.offers if offer.zone == zone]
+    price = {offer.pool: offer.price_per_hour * offer.discount_ratio for offer in offers}
+    standing = 0.0
+    if cluster.source != "ray":  # there the devices found count, not the offers
+        present = [offer for offer in offers if offer.billed == "while_present"]
+        standing = fsum(offer.count * price[offer.pool] for offer in present)
+    read = [o.pool for o in offers if o.pool in shared and o.billed == "while_used"]
+    needed = standing + fsum(price[pool] for pool in read)
+    if needed <= limit * (1 + _SHARE_TOLERANCE):
+        return
+    words = []
+    if standing:
+        words.append(f"its devices that are billed while present cost {standing:g} $/h")
+    if read:
+        words.append(f"min_share of {' and '.join(read)} needs a device of each")
+    yield (
+        f"{path}: zone {zone} may spend {limit:g} $/h, but {', and '.join(words)}: {needed:g} $/h "
+        f"in all, {needed - limit:.4g} more; write max_per_hour_usd: {needed:g} or more"
+        + (", or drop the min_share" if read and standing <= limit else "")
+    )
 
 
 def _strategy_problems(strategy: str) -> Iterator[str]:

@@ -51,6 +51,19 @@ def test_sections_are_the_owners_options_and_the_rest_is_default() -> None:
     assert [offer.pool for offer in config.cluster.offers] == ["fast", "slow"]
 
 
+def test_limit_below_what_a_zone_costs_unused_is_refused_with_the_amount() -> None:
+    offers = "[{pool: a, kind: t4, price_per_hour: 0.5, count: 4, zone: z2, billed: while_present}]"
+    said = message_of(
+        f"cluster.offers={offers}",
+        "cluster.links=[]",
+        "budget.limits=[{zone: z2, max_per_hour_usd: 1.5}]",
+    )
+    assert (
+        "zone z2 may spend 1.5 $/h, but its devices that are billed while present cost 2 $/h: "
+        "2 $/h in all, 0.5 more; write max_per_hour_usd: 2 or more"
+    ) in said
+
+
 def test_the_resolved_file_loads_to_an_equal_config(tmp_path: Path) -> None:
     config = RunConfig.parse(GOOD, ["budget.queue_cap=12.5", "training.schedule=[1f1b, gpipe]"])
     path = tmp_path / "config.yaml"

@@ -12,6 +12,7 @@ from orchestrator.core.slot import PlanningProblem
 from orchestrator.planning.memory import MemoryModel
 from orchestrator.planning.pipeline import (
     Chain,
+    best_inflight,
     count_sizes,
     make_chain,
     period_s,
@@ -23,6 +24,8 @@ MAX_KEPT = 200_000
 """Figures of groups that one model after the other may pile up."""
 
 SLOW_LINK_RATIO = 0.10  # of the longest stage: from here on more microbatches are kept in flight
+
+MOST_INFLIGHT_RATIO = 4  # of plain 1F1B's: a message each way between neighbours, and one waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class GroupModel:
         self._seconds: dict[tuple[int, int, int, int], tuple[float, float]] = {}
         self._updates: dict[tuple[int, int, int], float] = {}
         self._chains: dict[tuple[object, ...], _ChainFigures] = {}
-        self._inflight: dict[tuple[object, ...], list[int]] = {}
+        self._inflight: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._figures: dict[tuple[object, ...], GroupFigures] = {}
 
     def following(self, problem: PlanningProblem) -> Self | None:
@@ -229,13 +232,13 @@ class GroupModel:
         stage to stage: two that hold as many would wait for each other at every microbatch.
         GPipe: all microbatches.
         """
-        longest = 2 * len(stages) - 1  # no stage holds more, whatever the share
+        longest = MOST_INFLIGHT_RATIO * len(stages)  # no stage holds more, whatever the share
         count = num_microbatches if schedule == "gpipe" else min(num_microbatches, longest)
         key = (self.key(stages), microbatch, count, schedule, replicated)
         inflight_S = self._inflight.get(key)
         if inflight_S is None:
             if schedule == "gpipe":
-                inflight_S = [count] * len(stages)
+                inflight_S = (count,) * len(stages)
             else:
                 inflight_S = self._one_f_one_b_inflight(stages, microbatch, count, replicated)
             self._inflight[key] = inflight_S
@@ -246,20 +249,17 @@ class GroupModel:
 
     def _one_f_one_b_inflight(
         self, stages: tuple[Stage, ...], microbatch: int, count: int, replicated: bool
-    ) -> list[int]:
-        chain = self._chain(stages, microbatch).chain
-        slow_s = SLOW_LINK_RATIO * max(chain.work_s)
-        plain_S = list(range(len(stages), 0, -1))
-        if max((*chain.down_s, *chain.up_s), default=0.0) <= slow_s:
-            return plain_S
-        found: list[int] = []
-        for stage, plain in zip(stages, plain_S, strict=True):
+    ) -> tuple[int, ...]:
+        chain, wanted_S = self._chain(stages, microbatch).chain, range(len(stages), 0, -1)
+        room_S = []
+        for stage, plain in zip(stages, wanted_S, strict=True):
             room = self.memory.max_held(stage, microbatch, replicated=replicated)
-            wanted = 2 * plain - 1
-            if min(wanted, count) > room:
-                wanted = max(plain, room)
-            found.append(min(wanted, found[-1] - 1) if found else wanted)
-        return found
+            most = MOST_INFLIGHT_RATIO * plain
+            room_S.append(most if room >= count else min(most, max(plain, room)))
+        slow_s = SLOW_LINK_RATIO * max(chain.work_s)
+        if max((*chain.down_s, *chain.up_s), default=0.0) > slow_s:
+            wanted_S = range(2 * len(stages) - 1, 0, -2)
+        return best_inflight(chain, wanted_S, room_S)
 
     def curve(
         self,

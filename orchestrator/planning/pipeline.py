@@ -3,8 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
+
+PERIOD_TOLERANCE = 1e-3
+"""Relative; how closely ``best_inflight`` finds the shortest period that memory allows."""
 
 
 class Chain(NamedTuple):
@@ -113,6 +116,58 @@ def _circuits(chain: Chain, inflight_S: Sequence[int], count: float) -> list[_Ci
         else:
             skipped += 1
     return found
+
+
+def best_inflight(chain: Chain, wanted_S: Sequence[int], room_S: Sequence[int]) -> tuple[int, ...]:
+    """K_s of 1F1B: the shortest period that memory allows, then as many as wanted.
+
+    More in flight at a stage relieves the circuits that start there and burdens those that
+    end there, so no stage gets more than the ones before it can bear.
+
+    Args:
+        chain: Times of one microbatch.
+        wanted_S: Kept where the period allows, for waits that no period shows: plain 1F1B's
+            S - s, or more.
+        room_S: The most each stage may hold; plain 1F1B's at least.
+
+    Source: docs/model.md, section 3.2.
+    """
+    plain_S = range(len(wanted_S), 0, -1)
+    low_s = max(*chain.work_s, chain.occupied_s)
+    high_s = low_s
+    least_S = _least_inflight(chain, low_s, room_S)
+    if least_S is None:
+        high_s, least_S = period_s(chain, plain_S, "1f1b"), list(plain_S)
+    while high_s - low_s > PERIOD_TOLERANCE * high_s:
+        middle_s = (low_s + high_s) / 2
+        found = _least_inflight(chain, middle_s, room_S)
+        if found is None:
+            low_s = middle_s
+        else:
+            high_s, least_S = middle_s, found
+    inflight_S: list[int] = []
+    for u, (least, wanted, room) in enumerate(zip(least_S, wanted_S, room_S, strict=True)):
+        most = max(least, min(wanted, room))
+        for s, held in enumerate(inflight_S):
+            most = min(most, held + 1 - _rounds(chain, s, u, high_s))
+        inflight_S.append(most)
+    return tuple(inflight_S)
+
+
+def _least_inflight(chain: Chain, tau_s: float, room_S: Sequence[int]) -> list[int] | None:
+    """The least K_s for a period, from the last stage up; None where memory holds fewer."""
+    last = len(room_S) - 1
+    found = [1] * len(room_S)
+    for s in range(last - 1, -1, -1):
+        found[s] = max(found[u] - 1 + _rounds(chain, s, u, tau_s) for u in range(s + 1, last + 1))
+        if found[s] > room_S[s]:
+            return None
+    return found
+
+
+def _rounds(chain: Chain, s: int, u: int, tau_s: float) -> int:
+    """How many microbatches the circuit from stage s to u must move on in a round."""
+    return ceil((chain.round_trip_s[s] - chain.below_s[u]) / tau_s * (1 - 1e-9))
 
 
 def pipeline_s(

@@ -164,34 +164,24 @@ def test_closed_form_of_uneven_pipelines_stays_close_to_the_exact_times(p2p_rati
 def test_slow_links_raise_what_is_in_flight_and_the_last_stage_keeps_one():
     devices = [make_device(f"d-{i}") for i in range(4)]
     stages = make_stages(devices, range(5))
+    free = model_of(devices, make_profile({"gpu": [0.1] * 4}))
     fast = model_of(devices, make_profile({"gpu": [0.1] * 4}), latency_s=0.02)
     slow = model_of(devices, make_profile({"gpu": [0.1] * 4}), latency_s=0.04)
-    assert [s.inflight for s in fast.with_inflight(stages, 1, 16, "1f1b")] == [4, 3, 2, 1]
+    assert [s.inflight for s in free.with_inflight(stages, 1, 16, "1f1b")] == [4, 3, 2, 1]
+    # A microbatch is away from the last but one for 0.30 + 0.30 + 0.04 s: more than two periods.
+    assert [s.inflight for s in fast.with_inflight(stages, 1, 16, "1f1b")] == [7, 5, 3, 1]
     assert [s.inflight for s in slow.with_inflight(stages, 1, 16, "1f1b")] == [7, 5, 3, 1]
     assert [s.inflight for s in slow.with_inflight(stages, 1, 16, "gpipe")] == [16] * 4
 
 
-def test_memory_limits_what_is_in_flight_and_every_later_stage_holds_less():
+def test_memory_limits_what_is_in_flight_and_later_stages_leave_the_first_what_it_needs():
     devices = [make_device("a-0", memory_bytes=GIB), *(make_device(f"d-{i}") for i in range(3))]
     profile = make_profile({"gpu": [0.1] * 4}, param_bytes=0.0, stash_bytes=0.9 * GIB / 4.5)
     stages = model_of(devices, profile, latency_s=1.0).with_inflight(
         make_stages(devices, range(5)), 1, 16, "1f1b"
     )
+    # With four at the second stage, too, the two would take turns over the slow link.
     assert [s.inflight for s in stages] == [4, 3, 2, 1]
-
-
-def test_two_stages_that_hold_as_many_would_wait_for_each_other() -> None:
-    devices = [make_device(f"d-{i}") for i in range(4)]
-    cost = model_of(devices, make_profile({"gpu": [0.1] * 4}))
-
-    def exact_s(*inflight: int) -> float:
-        stages = tuple(
-            replace(s, inflight=k)
-            for s, k in zip(make_stages(devices, range(5)), inflight, strict=True)
-        )
-        return group_makespan(cost, Group(stages, (1,) * 16), "1f1b")
-
-    assert exact_s(4, 3, 2, 1) < 0.7 * exact_s(4, 2, 2, 1)
 
 
 def test_peak_is_state_stash_in_flight_boundaries_and_buckets():

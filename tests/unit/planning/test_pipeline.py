@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import product
 from math import inf
 
 import numpy as np
@@ -10,7 +11,14 @@ from orchestrator.core.cluster import Link
 from orchestrator.core.plan import Group
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import group_makespan
-from orchestrator.planning.pipeline import count_sizes, make_chain, period_s, pipeline_s
+from orchestrator.planning.pipeline import (
+    PERIOD_TOLERANCE,
+    best_inflight,
+    count_sizes,
+    make_chain,
+    period_s,
+    pipeline_s,
+)
 from tests.unit.builders import make_cluster, make_device, make_problem, make_profile, make_stages
 
 ROUNDING = 1e-9  # relative; sums of some hundred floats
@@ -60,6 +68,31 @@ def test_an_early_busy_stage_hides_the_others():
     chain = make_chain([(5.0, 5.0), (0.1, 0.1)], [(0.0, 0.0)], [(0.0, 0.0)])
     found_s, _ = pipeline_s({1: chain}, (1,) * 10, (2, 1), "1f1b")
     assert found_s == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_other_number_in_flight_within_memory_has_a_shorter_period(seed):
+    rng = np.random.default_rng(seed)
+    num_stages = int(rng.integers(2, 5))
+    border_s = rng.uniform(0, rng.choice([0.3, 2.0]), (num_stages - 1, 2))
+    chain = make_chain(rng.uniform(0.2, 1.0, (num_stages, 2)), border_s, border_s / 2)
+    plain = list(range(num_stages, 0, -1))
+    room = [int(rng.integers(k, 2 * k + 1)) for k in plain]
+    least_s = min(
+        period_s(chain, held, "1f1b")
+        for held in product(*(range(1, most + 1) for most in room[:-1]), [1])
+    )
+    found = best_inflight(chain, [2 * k - 1 for k in plain], room)
+    assert found[-1] == 1
+    assert all(held <= most for held, most in zip(found, room, strict=True))
+    assert period_s(chain, found, "1f1b") <= least_s * (1 + PERIOD_TOLERANCE)
+
+
+def test_what_is_wanted_in_flight_is_kept_where_the_period_allows():
+    chain = make_chain([(1.0, 2.0)] * 3, [(0.0, 0.0)] * 2, [(0.0, 0.0)] * 2)
+    assert best_inflight(chain, (3, 2, 1), (9, 9, 9)) == (3, 2, 1)
+    assert best_inflight(chain, (5, 3, 1), (9, 9, 9)) == (5, 3, 1)
+    assert best_inflight(chain, (5, 3, 1), (3, 9, 9)) == (3, 2, 1)
 
 
 def test_sizes_are_counted():

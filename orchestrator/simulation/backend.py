@@ -22,7 +22,9 @@ from orchestrator.core.slot import (
 )
 from orchestrator.planning.cost import CostModel
 from orchestrator.simulation.executor import run_step
-from orchestrator.simulation.traces import TraceEvent, World
+from orchestrator.simulation.streams import Stream
+from orchestrator.simulation.traces import TraceEvent
+from orchestrator.simulation.world import World
 
 Speeds = tuple[tuple[str, float], ...]
 
@@ -40,6 +42,11 @@ class SimulationOptions:
 
     next_step: int = 0
     seed: int = 0
+    max_team: int = 1
+    """Largest team that plans may ask for."""
+
+    streams: tuple[Stream, ...] = ()
+    """What goes on beside the run: traces, losses, slow-downs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,10 @@ class SimulatedBackend:
 
     A step that is under way at the end of a slot, or when another plan is applied, is
     finished first, as workers would; a slow-down counts from the next step on.
+
+    A device in use that is lost takes the step under way with it. Where no other group holds
+    its layers, the steps since the last checkpoint are done once more before new ones are: the
+    next plan starts so much later, and its devices are billed for it.
     """
 
     def __init__(
@@ -71,7 +82,11 @@ class SimulatedBackend:
         options: SimulationOptions,
         events: Iterable[TraceEvent] = (),
     ) -> None:
-        self._world = World(cluster, events)
+        self._world = World(cluster, events, options.streams, seed=options.seed)
+        self.num_redone = 0
+        """Steps that were done twice because a loss took their result."""
+
+        self._redo = 0  # steps still to be done again
         self._model = model
         self._training = training
         self._options = options
@@ -89,8 +104,10 @@ class SimulatedBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the workers of this version could run as well."""
-        return Capabilities(max_team=1, schedules=tuple(SCHEDULES), overlap=False)
+        """What the cost model can time."""
+        return Capabilities(
+            max_team=self._options.max_team, schedules=tuple(SCHEDULES), overlap=True
+        )
 
     def observe(self) -> Observation:
         """Let a slot pass on the virtual clock and return what it brought."""
@@ -109,6 +126,8 @@ class SimulatedBackend:
         boundary_s = max(self._now_s, self._running.ends_s if self._running else 0.0)
         self._ready_s = max(boundary_s, self._now_s + decision.migration.pause_s)
         self._plan = plan
+        if self._redo and not plan.is_idle:
+            self._ready_s += self._redo * self._truth(plan).step_s
         release_s = boundary_s if plan.is_idle else self._ready_s  # until then they hand over
         self._held = {d: min(known_s, release_s) for d, known_s in self._held.items()}
         self._held |= dict.fromkeys(plan.device_ids, inf)
@@ -170,6 +189,7 @@ class SimulatedBackend:
         assert self._plan is not None, "a step needs a plan"
         starts_s = max(self._now_s, self._ready_s)
         if starts_s < until_s:
+            self.num_redone, self._redo = self.num_redone + self._redo, 0
             self._running = _Step(self._plan, self._next_step, starts_s, self._truth(self._plan))
 
     def _finish_step(self) -> None:
@@ -185,6 +205,9 @@ class SimulatedBackend:
         lost = {event.device_id for event in events if isinstance(event, DeviceLost)}
         if self._running and lost & set(self._running.plan.device_ids):
             self._running = None
+        if self._plan is not None and _takes_layers(self._plan, lost, self._model.num_layers):
+            every = self._training.checkpoint_every_steps
+            self._redo = self._next_step - self._next_step // every * every
         for device_id in lost:
             self._held.pop(device_id, None)
         return bool(events) or repriced
@@ -229,7 +252,11 @@ class SimulatedBackend:
                 if share
             ]
             part = Plan(plan.generation, plan.schedule, tuple(groups))
-            problem = first_problem(self._world.cluster, self._model, self._training)
+            problem = replace(
+                first_problem(self._world.cluster, self._model, self._training),
+                max_team=self._options.max_team,
+                overlap=self._training.overlap,
+            )
             self._truths[key] = run_step(CostModel(problem), part)
         return self._truths[key]
 
@@ -259,6 +286,14 @@ class SimulatedBackend:
             for group_index, group in enumerate(plan.groups)
             for device_id in group.device_ids
         ]
+
+
+def _takes_layers(plan: Plan, lost: set[str], num_layers: int) -> bool:
+    """Whether some layer of a running plan is on no team that is whole."""
+    if plan.is_idle or not lost & set(plan.device_ids):
+        return False
+    whole = [s for g in plan.groups for s in g.stages if not lost & set(s.team.device_ids)]
+    return len({layer for stage in whole for layer in stage.layers}) < num_layers
 
 
 def _joined(usage: Iterable[Usage]) -> tuple[Usage, ...]:

@@ -4,11 +4,10 @@ import csv
 import logging
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from orchestrator.control.backend import EmulatedEvent
-from orchestrator.core.cluster import ClusterState, Device
-from orchestrator.core.slot import ClusterEvent, DeviceJoined, DeviceLost
+from orchestrator.core.cluster import Device
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +16,7 @@ logger = logging.getLogger(__name__)
 class TraceEvent:
     """One change of the true cluster, due at a time of the run's clock or before a step.
 
-    Exactly one of ``at_s`` and ``at_step`` is given, and a device or a pool.
+    Exactly one of ``at_s`` and ``at_step`` is given, and a device, a pool or links.
     """
 
     at_s: float | None = None
@@ -25,6 +24,10 @@ class TraceEvent:
     device: str | None = None
     pool: str | None = None
     speed_ratio: float | None = None  # of the device's own normal speed
+    links: tuple[str, ...] = ()  # ("all",) or the two zones between which links are touched
+    cause: str = ""  # slow-downs and congestion of unlike causes add up
+    bandwidth_ratio: float | None = None  # of the links' own
+    price_ratio: float | None = None  # of the offer's first price
     price_usd_per_s: float | None = None
     read: bool = False  # the price is a row of a feed, which may fall silent
     lost: bool = False
@@ -33,8 +36,8 @@ class TraceEvent:
     def __post_init__(self) -> None:
         if (self.at_s is None) == (self.at_step is None):
             raise ValueError(f"a trace event needs exactly one of at_s and at_step: {self}")
-        if (self.device is None) == (self.pool is None):
-            raise ValueError(f"a trace event needs exactly one of device and pool: {self}")
+        if (self.device is not None) + (self.pool is not None) + bool(self.links) != 1:
+            raise ValueError(f"a trace event needs exactly one of device, pool and links: {self}")
 
     def is_due(self, now_s: float, next_step: int) -> bool:
         """Whether it has happened once ``next_step`` is the next one to run."""
@@ -115,80 +118,3 @@ def price_trace(
             )
         )
     return tuple(events)
-
-
-class World:
-    """The true cluster: what the simulation knows and the control loop has to find out."""
-
-    def __init__(self, cluster: ClusterState, events: Iterable[TraceEvent] = ()) -> None:
-        self.cluster = cluster
-        self._template = {device.pool: device for device in reversed(cluster.devices)}
-        self._num_of_pool: dict[str, int] = {}
-        for device in cluster.devices:
-            self._num_of_pool[device.pool] = self._num_of_pool.get(device.pool, 0) + 1
-        self._left = list(events)
-
-    def next_event_s(self) -> float:
-        """Time of the next timed event, infinite when there is none."""
-        return min((e.at_s for e in self._left if e.at_s is not None), default=math.inf)
-
-    def advance(self, now_s: float, next_step: int) -> tuple[tuple[ClusterEvent, ...], bool]:
-        """Let everything happen that is due, in the order given.
-
-        Returns:
-            The events that a backend would see, and whether a price changed. A slow-down is
-            neither: nobody announces it.
-        """
-        due = [event for event in self._left if event.is_due(now_s, next_step)]
-        self._left = [event for event in self._left if event not in due]
-        seen: list[ClusterEvent] = []
-        repriced = False
-        self.cluster = replace(self.cluster, now_s=now_s)
-        for event in due:
-            if event.speed_ratio is not None:
-                self._slow_down(event, 1.0 / event.speed_ratio)
-            if event.price_usd_per_s is not None:
-                repriced = self._reprice(event, event.price_usd_per_s, now_s) or repriced
-            if event.lost:
-                seen += self._lose(event)
-            seen += [self._join(event.pool) for _ in range(event.joined) if event.pool]
-        return tuple(seen), repriced
-
-    def _slow_down(self, event: TraceEvent, slowdown: float) -> None:
-        devices = tuple(
-            replace(d, slowdown=slowdown) if event.touches(d) else d for d in self.cluster.devices
-        )
-        self.cluster = replace(self.cluster, devices=devices)
-
-    def _reprice(self, event: TraceEvent, price_usd_per_s: float, now_s: float) -> bool:
-        """Whether the price changed; a row of a feed that repeats it is a reading all the same."""
-        old = self.cluster.offers
-        offers = tuple(
-            replace(o, price_usd_per_s=price_usd_per_s, valid_from_s=now_s)
-            if o.pool == event.pool and o.price_usd_per_s != price_usd_per_s
-            else o
-            for o in old
-        )
-        read = tuple(
-            replace(o, read_s=now_s) if event.read and o.pool == event.pool else o for o in offers
-        )
-        self.cluster = replace(self.cluster, offers=read)
-        return offers != old
-
-    def _lose(self, event: TraceEvent) -> list[ClusterEvent]:
-        lost = [d for d in self.cluster.devices if event.touches(d)]
-        devices = tuple(d for d in self.cluster.devices if not event.touches(d))
-        self.cluster = replace(self.cluster, devices=devices)
-        return [DeviceLost(d.device_id, "it left the simulated cluster") for d in lost]
-
-    def _join(self, pool: str) -> ClusterEvent:
-        index = self._num_of_pool[pool]
-        self._num_of_pool[pool] += 1
-        device = replace(
-            self._template[pool],
-            device_id=f"{pool}-{index}",
-            node_id=f"{pool}-joined{index}",
-            slowdown=1.0,
-        )
-        self.cluster = replace(self.cluster, devices=(*self.cluster.devices, device))
-        return DeviceJoined(device)

@@ -1,22 +1,14 @@
-"""What one more dollar, microbatch, device or unit of a limit is worth beside the chosen plan.
-
-Shape letters: A sets of alike groups.
-"""
+"""What one more dollar, microbatch, device or unit of a limit is worth beside the chosen plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-from scipy.optimize import OptimizeResult, linprog  # type: ignore[import-untyped]  # ships no types
-
 from orchestrator.core.slot import Candidate
 from orchestrator.planning.constraints import Row
+from orchestrator.planning.continuous import best_fractional
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.extra import extra_groups
-from orchestrator.planning.slot_table import SlotTable, slot_table
-
-DUAL_TOLERANCE = 1e-9
-"""Relative; shadow prices below this are those of rows that do not bind."""
+from orchestrator.planning.slot_table import slot_table
 
 PERCENT = 0.01
 """Of the batch: one more unit of a least share."""
@@ -99,7 +91,7 @@ def marginal_values(
     """
     problem = cost.problem
     table = slot_table(cost, candidate, rows)
-    base = _solve(table, rows)
+    base = best_fractional(table, rows)
     if base is None:
         return None
     grown = replace(
@@ -107,12 +99,12 @@ def marginal_values(
         batch=table.batch + problem.microbatch_samples,
         worth=problem.penalty_weight * (table.batch + problem.microbatch_samples),
     )
-    larger = _solve(grown, rows)
+    larger = best_fractional(grown, rows)
     price = problem.price_of_money_samples_per_usd
     usd_per_sample = 1.0 / candidate.estimate.samples_per_usd
     devices = []
     for extra in extra_groups(problem, candidate.plan, table, rows):
-        found = _solve(extra.table, rows)
+        found = best_fractional(extra.table, rows)
         gain = max(0.0, found.score - base.score) if found else 0.0
         samples_per_s = extra.part * gain / problem.penalty_weight
         devices.append(
@@ -132,75 +124,3 @@ def marginal_values(
         devices=tuple(devices),
         limits=base.limits,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Optimum:
-    """J of a table's continuous form, without the price of its devices; what rows cost."""
-
-    score: float
-    limits: tuple[tuple[Row, float], ...]
-
-
-def _solve(table: SlotTable, rows: Sequence[Row]) -> _Optimum | None:
-    """Best J of fractional shares: linear after Charnes and Cooper, with u = 1/T and z = n/T.
-
-    Variables: of every set the part of the batch it has, times u, then u. Times are in units
-    of the shortest step of one microbatch and J in V' X per unit, which keeps all near 1.
-    """
-    tau, fixed = np.array(table.tau), np.array(table.fixed)
-    count, size = np.array(table.count), np.array(table.size)
-    unit_s = float((fixed + tau).min())
-    num_sets = len(tau)
-    one = count * size / table.batch  # part of the batch when every group has one microbatch
-    diagonal = np.eye(num_sets)
-    ends = np.column_stack([diagonal * (tau / unit_s / one), fixed / unit_s])
-    least = np.column_stack([-diagonal, one / size])  # a sample each
-    most = np.column_stack([diagonal, -one * np.array(table.cap)])
-    lines = [_row_line(row, r, table, unit_s) for r, row in enumerate(rows)]
-    gain = -table.backlog_usd * np.array([*(table.batch * np.array(table.usd) / size), 0.0])
-    gain[-1] = table.worth - table.backlog_usd * table.step_usd
-    solved = linprog(
-        -gain / table.worth,
-        A_ub=np.vstack([ends, least, most, *(line for line, _ in lines)]),
-        b_ub=[*[1.0] * num_sets, *[0.0] * (2 * num_sets), *(bound for _, bound in lines)],
-        A_eq=[[*[1.0] * num_sets, -1.0]],
-        b_eq=[0.0],
-        method="highs",
-    )
-    if solved.status != 0:
-        return None
-    unit_score = table.worth / unit_s
-    return _Optimum(-solved.fun * unit_score, _limits(table, rows, solved, unit_s))
-
-
-def _row_line(row: Row, r: int, table: SlotTable, unit_s: float) -> tuple[np.ndarray, float]:
-    """Coefficients of a row and its bound; dollars in units of the row's limit."""
-    use = table.uses[r]
-    if row.kind == "share":
-        return np.array([*(-1.0 * reads for reads in use.reads), row.limit]), 0.0
-    unit_usd = unit_s * _unit_usd_per_s(row, table, r)
-    line = [usd * table.batch / unit_usd for usd in use.usd_per_sample]
-    bound = (row.limit - use.usd_per_s) * unit_s / unit_usd
-    return np.array([*line, use.step_usd / unit_usd]), bound
-
-
-def _unit_usd_per_s(row: Row, table: SlotTable, r: int) -> float:
-    return max(row.limit, table.uses[r].usd_per_s, 1e-12)
-
-
-def _limits(
-    table: SlotTable, rows: Sequence[Row], solved: OptimizeResult, unit_s: float
-) -> tuple[tuple[Row, float], ...]:
-    """Shadow prices of the rows that bind, in samples per unit of each."""
-    duals = -solved.ineqlin.marginals[3 * len(table.tau) :]
-    found = []
-    for r, (row, dual) in enumerate(zip(rows, duals, strict=True)):
-        if abs(dual) <= DUAL_TOLERANCE:
-            continue
-        value = float(dual) * table.batch / unit_s
-        if row.kind == "share":
-            found.append((row, -value * float(solved.x[-1])))
-        else:
-            found.append((row, value / _unit_usd_per_s(row, table, r)))
-    return tuple(found)

@@ -5,16 +5,12 @@ Shape letters: A sets of alike groups.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from math import inf
 
 from orchestrator.core.slot import Candidate
 from orchestrator.planning.alike import AlikeSet, alike_sets
 from orchestrator.planning.constraints import Row, RowUse, row_use, sums_usd
 from orchestrator.planning.cost import CostModel
-
-IntArray = NDArray[np.int64]
 
 SLACK = 1e-9
 """Of a period: a microbatch that ends with the level, but for rounding errors, is in it."""
@@ -69,7 +65,7 @@ class SlotTable:
         """
         usd_per_sample = min(e / m for e, m in zip(self.usd, self.size, strict=True))
         worth = self.worth - self.backlog_usd * (self.step_usd + usd_per_sample * self.batch)
-        step_s = self._level_s()[0] if worth > 0 else np.inf
+        step_s = self._level_s()[0] if worth > 0 else inf
         return worth / step_s - self.backlog_usd * self.usd_per_s
 
     def filled(self) -> tuple[int, ...] | None:
@@ -80,7 +76,7 @@ class SlotTable:
         Source: docs/model.md, section 5.1.
         """
         level_s = self._level_s()[1]
-        totals = [int(x) for x in self._whole_by(level_s) * np.array(self.count)]
+        totals = [n * s.count for n, s in zip(self._whole_by(level_s), self.sets, strict=True)]
         surplus = sum(m * x for m, x in zip(self.size, totals, strict=True)) - self.batch
         if surplus < 0:
             return None
@@ -103,25 +99,30 @@ class SlotTable:
             totals[last] -= taken
             surplus -= taken * self.size[last]
 
-    def _whole_by(self, step_s: float) -> IntArray:
+    def _whole_by(self, step_s: float) -> list[int]:
         """Whole microbatches of a group of each set that end by a step's end, one at least."""
-        whole = np.floor((step_s - np.array(self.fixed)) / np.array(self.tau) + SLACK)
-        count_A: IntArray = np.clip(whole, 1, self.cap).astype(np.int64)
-        return count_A
+        return [
+            min(cap, max(1, int((step_s - f) / t + SLACK)))
+            for f, t, cap in zip(self.fixed, self.tau, self.cap, strict=True)
+        ]
 
     def _level_s(self) -> tuple[float, float]:
         """The shortest step in which the batch fits, bracketed."""
-        full = np.array(self.count) * np.array(self.size)
-        first = [f + t for f, t in zip(self.fixed, self.tau, strict=True)]
-        last = [f + t * n for f, t, n in zip(self.fixed, self.tau, self.cap, strict=True)]
-        low_s, high_s = max(first), max(last)
-        if full @ self._whole_by(low_s) >= self.batch:
+        full = [m * s.count for m, s in zip(self.size, self.sets, strict=True)]
+
+        def holds(step_s: float) -> bool:
+            whole = self._whole_by(step_s)
+            return sum(m * n for m, n in zip(full, whole, strict=True)) >= self.batch
+
+        low_s = max(f + t for f, t in zip(self.fixed, self.tau, strict=True))
+        high_s = max(f + t * n for f, t, n in zip(self.fixed, self.tau, self.cap, strict=True))
+        if holds(low_s):
             return low_s, low_s
         while high_s - low_s > LEVEL_TOLERANCE * high_s:
             middle_s = (low_s + high_s) / 2
             if not low_s < middle_s < high_s:
                 break
-            if full @ self._whole_by(middle_s) >= self.batch:
+            if holds(middle_s):
                 high_s = middle_s
             else:
                 low_s = middle_s

@@ -50,6 +50,7 @@ class World:
         for index, stream in enumerate((timed, *streams)):
             rng = np.random.default_rng((seed, index))
             self._env.process(stream.run(self._env, rng, self))
+        self._pass_to(0.0)
 
     def next_event_s(self) -> float:
         """When something may happen next, infinite when nothing will."""
@@ -67,11 +68,14 @@ class World:
         self._steps_left = [event for event in self._steps_left if event not in due]
         for event in due:
             self.happen(event)
-        while self._env.peek() <= now_s:
-            self._env.step()
+        self._pass_to(now_s)
         seen, repriced = tuple(self._seen), self._repriced
         self._seen, self._repriced = [], False
         return seen, repriced
+
+    def _pass_to(self, now_s: float) -> None:
+        while self._env.peek() <= now_s:
+            self._env.step()
 
     def happen(self, event: TraceEvent) -> None:
         """One event, now."""

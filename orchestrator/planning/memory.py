@@ -76,16 +76,26 @@ class MemoryModel:
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """``parts`` of all ranges: entry i, j is that of layers i to j, infinite where j <= i."""
         key = (team_size, microbatch)
-        if key not in self._matrices:
-            borders = range(self._problem.model.num_layers + 1)
-            nothing = (inf, inf, inf)
-            rows = [
-                [self.parts(team_size, i, j, microbatch) if i < j else nothing for j in borders]
-                for i in borders
-            ]
-            fixed_IJ, per_IJ, bucket_IJ = np.moveaxis(np.array(rows), 2, 0)
-            self._matrices[key] = (fixed_IJ, per_IJ, bucket_IJ)
-        return self._matrices[key]
+        found = self._matrices.get(key)
+        if found is None:
+            model, tables = self._problem.model, self._tables
+            borders = np.arange(model.num_layers + 1)
+            empty_IJ = borders[:, None] >= borders
+            params_IJ = tables.param_matrix(team_size)
+            stash_I = np.array(tables.sizes(team_size).stash_bytes_per_sample)
+            inner = range(model.num_layers - 1)
+            bytes_I = [0, *(tables.boundary_bytes(i, microbatch) for i in inner), 0]
+            boundary_I = np.array(bytes_I, dtype=np.float64)
+            casts_IJ = 0.0 if model.dtype == "fp32" else 0.5 * params_IJ
+            kept_IJ = params_IJ * (1.0 + model.optimizer_bytes_per_param_byte)
+            fixed_IJ = kept_IJ + casts_IJ + 2.0 * boundary_I
+            per_IJ = (stash_I - stash_I[:, None]) * microbatch + boundary_I[:, None]
+            found = self._matrices[key] = (
+                np.where(empty_IJ, inf, fixed_IJ),
+                np.where(empty_IJ, inf, per_IJ),
+                np.where(empty_IJ, inf, params_IJ),
+            )
+        return found
 
     def _parts_of(self, stage: Stage, microbatch: int) -> tuple[float, float, float]:
         return self.parts(stage.team.size, stage.first_layer, stage.end_layer, microbatch)

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
+
 from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile
 
 
@@ -165,6 +168,17 @@ class LayerTables:
             if held > 1:
                 total -= (held - 1) * size_bytes * self._share_of_member(team_size, layers[0])
         return total
+
+    def param_matrix(self, team_size: int) -> NDArray[np.float64]:
+        """``param_bytes`` of all ranges: entry i, j is that of layers i to j."""
+        prefix_I = np.array(self.sizes(team_size).param_bytes)
+        borders = np.arange(len(prefix_I))
+        total_IJ: NDArray[np.float64] = prefix_I - prefix_I[:, None]
+        for layers, size_bytes in self.ties:
+            held_IJ = sum(((borders[:, None] <= k) & (k < borders)).astype(int) for k in layers)
+            share = self._share_of_member(team_size, layers[0])
+            total_IJ -= np.maximum(held_IJ - 1, 0) * size_bytes * share
+        return total_IJ
 
     def _share_of_member(self, team_size: int, layer: int) -> float:
         """Of a layer's parameters: what one member of a team holds."""

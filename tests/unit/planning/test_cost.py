@@ -1,4 +1,6 @@
 from dataclasses import replace
+from itertools import combinations
+from math import inf
 
 import numpy as np
 import pytest
@@ -236,6 +238,20 @@ def test_a_tied_parameter_is_stored_once_a_stage():
     profile = make_profile({"gpu": [0.1] * 3}, param_bytes=100.0, ties=((0, 2),), tie_bytes=(60.0,))
     estimate = model_of([device], profile).evaluate([whole(device, 3, [1])], "1f1b")
     assert dict(estimate.peak_memory_bytes)["d-0"] == 4 * (300 - 60)
+
+
+def test_memory_of_all_ranges_is_that_of_each():
+    profile = make_profile(
+        {"gpu": [0.1] * 6}, param_bytes=[7.0, 2.5, 3.1, 9.0, 1.0, 7.0], ties=((0, 5), (1, 2, 3)),
+        tie_bytes=(6.0, 0.3), stash_bytes=[1.0, 2.0, 3.3, 4.0, 5.0, 6.0],
+        boundary_bytes=[11.0, 12.0, 13.0, 14.0, 15.0, 0.0],
+    )  # fmt: skip
+    for dtype in ("fp32", "bf16"):
+        memory = model_of([make_device()], replace(profile, dtype=dtype)).memory
+        matrices = memory.matrices(1, 2)
+        for i, j in combinations(range(7), 2):
+            assert tuple(m[i, j] for m in matrices) == memory.parts(1, i, j, 2)
+            assert all(m[j, i] == m[i, i] == inf for m in matrices)
 
 
 # Gradient sums ----------------------------------------------------------------------

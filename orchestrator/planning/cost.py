@@ -34,6 +34,7 @@ class CostModel(GroupModel):
             return None
         other.standing_usd_per_s = _standing_usd_per_s(problem)
         other._prices = {}
+        other.cutting = self.cutting.following(other)
         if problem.cluster.devices != self.problem.cluster.devices or (
             problem.cluster.links != self.problem.cluster.links
         ):

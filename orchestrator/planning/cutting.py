@@ -3,6 +3,7 @@
 Shape letters: I and J layer borders (0 to L).
 """
 
+from copy import copy
 from math import inf
 from typing import NamedTuple
 
@@ -44,6 +45,12 @@ class CuttingTables:
         self._prefixes: dict[tuple[int, int], Prefix] = {}
         self._work: dict[tuple[int, int, int, bool], FloatArray] = {}
         self._borders: dict[tuple[object, ...], Border] = {}
+
+    def following(self, model: GroupModel) -> "CuttingTables":
+        """The tables of a model that numbers alike teams the same (``GroupModel.following``)."""
+        other = copy(self)
+        other._model = model
+        return other
 
     def prefix(self, team: Team, microbatch: int) -> Prefix:
         """Forward, backward and their sum."""

@@ -111,6 +111,16 @@ def test_cuts_do_not_depend_on_the_names_of_devices():
     assert found[0] == found[1]
 
 
+def test_a_cost_model_that_follows_another_cuts_over_devices_that_joined():
+    devices = [make_device(f"d-{i}") for i in range(3)]
+    profile = make_profile({"gpu": [0.1] * 9})
+    before = CostModel(make_problem(make_cluster(devices[:2]), profile))
+    partition(before, tuple(team_of(d) for d in devices[:2]), 1, "1f1b")
+    after = before.following(make_problem(make_cluster(devices), profile))
+    assert after is not None
+    assert cuts_of(partition(after, tuple(map(team_of, devices)), 1, "1f1b")[0]) == (0, 3, 6, 9)
+
+
 def random_chain(rng, num_stages, num_layers):
     """Unlike devices in two zones, layers, links and, often, too little memory for some cuts."""
     devices = [

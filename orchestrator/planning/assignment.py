@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import log
 
 from orchestrator.core.slot import Candidate, PlanningProblem
 from orchestrator.errors import SolverError
@@ -15,6 +16,12 @@ from orchestrator.planning.waterfill import as_microbatches
 
 MAX_CANDIDATES = 4
 """Best running candidates that take part: the solver's time grows with their number."""
+
+PRICE_BIN = 0.03
+"""Of the price of money, as a logarithm (docs/model.md, section 9)."""
+
+MAX_KNOWN = 64
+"""Scenes whose marginal values are remembered."""
 
 SOLVE_LIMIT_S = 1.0
 """Longest time of one solve, whatever ``plan_deadline_s`` allows (docs/model.md, section 9)."""
@@ -47,6 +54,7 @@ class SlotAssignment:
     def __init__(self, time_limit_s: float) -> None:
         self._time_limit_s = min(time_limit_s, SOLVE_LIMIT_S)
         self._programs: dict[tuple[int, int, int], SlotProgram] = {}
+        self._known: dict[tuple[object, ...], MarginalValues | None] = {}
 
     def solve(
         self, problem: PlanningProblem, candidates: Sequence[Candidate], rows: Sequence[Row]
@@ -88,8 +96,21 @@ class SlotAssignment:
             nearest = breaches(cost, rows, ranked[0])
             why = "; ".join(breach.text for breach in nearest) or "shares that would obey"
             fallback = f"user_rows_infeasible: the best plan breaks {why}"
-        margins = marginal_values(cost, best, rows) if best else None
+        margins = self._margins(cost, best, rows) if best else None
         return AssignmentResult(best or idle, margins, fallback)
+
+    def _margins(
+        self, cost: CostModel, best: Candidate, rows: Sequence[Row]
+    ) -> MarginalValues | None:
+        """Marginal values, remembered from slots in which all but the time was alike."""
+        price = cost.problem.price_of_money_samples_per_usd
+        key = _scene(cost, best, rows)
+        if key not in self._known:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[key] = marginal_values(cost, best, rows)
+        known = self._known[key]
+        return known.at(price) if known else None
 
     def _solved(
         self,
@@ -120,6 +141,27 @@ class SlotAssignment:
         if shape not in self._programs:
             self._programs[shape] = SlotProgram(*shape)
         return self._programs[shape]
+
+
+def _scene(cost: CostModel, best: Candidate, rows: Sequence[Row]) -> tuple[object, ...]:
+    """What the marginal values of a plan depend on; prices of money by bins of 3 %."""
+    problem = cost.problem
+    price = problem.price_of_money_samples_per_usd
+    offers = tuple([(o.pool, o.price_usd_per_s, o.billed) for o in problem.cluster.offers])
+    return (
+        best.plan.groups,
+        best.plan.schedule,
+        problem.model,
+        problem.batch_samples,
+        problem.microbatch_samples,
+        problem.overlap,
+        problem.memory_margin_ratio,
+        problem.cluster.devices,
+        problem.cluster.links,
+        offers,
+        tuple(rows),
+        round(log(price) / PRICE_BIN) if price > 0 else None,
+    )
 
 
 def _padded(count: int) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from orchestrator.core.cluster import ClusterState, Device, Team, make_team
 from orchestrator.core.plan import Group, Plan
@@ -16,14 +17,19 @@ MAX_CHAIN = 8
 """Most like devices that are tried together where one does not hold the model."""
 
 
+MAX_LENGTHENED = 2
+"""Sets of alike groups that are tried with one device more in a group of theirs."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExtraGroup:
-    """A plan's table with one more group in it that has a device of the pool.
+    """A plan's table with one more device of the pool at work in it.
 
-    The device holds the whole model by itself where that fits. Else it is part of a copy of
-    the plan's best group that has such a device, or, where none has, of the shortest chain of
-    like devices that holds the model. ``part`` is then its part of the group's price, and so
-    much of what the group adds is its worth; 1 where it is alone.
+    The device is a group of its own, or the first or last stage of a group of the plan, which
+    is cut anew. Where it does not hold the model by itself, it is also part of a copy of the
+    plan's best group that has such a device, or, where none has, of the shortest chain of like
+    devices that holds the model. ``part`` is then its part of that group's price, and so much
+    of what the group adds is its worth; 1 elsewhere.
     """
 
     pool: str
@@ -34,7 +40,7 @@ class ExtraGroup:
 def extra_groups(
     problem: PlanningProblem, plan: Plan, table: SlotTable, rows: Sequence[Row]
 ) -> Iterator[ExtraGroup]:
-    """The one more group of every pool that can have one, in order of their names.
+    """The ways to use one more device of every pool, in order of their names.
 
     An idle device of the pool is the one more; else a healthy copy of one that is present, on
     a node of its own.
@@ -49,13 +55,19 @@ def extra_groups(
     added += [d for teams in copies.values() for devices in teams for d in devices]
     everyone = {device.device_id: device for device in (*cluster.devices, *added)}
     cost = CostModel(replace(problem, cluster=replace(cluster, devices=tuple(everyone.values()))))
-    if len(plan.groups) == 1 and cost.memory_error(plan.groups, plan.schedule, replicated=True):
-        return  # its gradients could not be packed for a sum
     sums = _sums(cost, plan.schedule, table.sets)
     scene = _Scene(cluster, cost, plan.schedule, table, rows, sums)
+    # Where one group fills its devices, its gradients cannot be packed for a sum.
+    may_add = len(plan.groups) > 1 or not cost.memory_error(
+        plan.groups, plan.schedule, replicated=True
+    )
     for pool in pools:
-        a = sets[pool]
-        if (option := scene.option([alone[pool]])) is not None:
+        a, team = sets[pool], make_team([alone[pool]])
+        for longer in scene.lengthened(team):
+            yield ExtraGroup(pool, longer, 1.0)
+        if not may_add:
+            continue
+        if (option := scene.option([team])) is not None:
             yield ExtraGroup(pool, scene.with_option(option), 1.0)
         elif a is not None:
             teams = [make_team(devices) for devices in copies[a]]
@@ -124,6 +136,16 @@ def _part(problem: PlanningProblem, group: Group, pool: str) -> float:
     return problem.cluster.offer(pool).price_usd_per_s / sum(prices)
 
 
+class _Column(NamedTuple):
+    """A group's figures as in a SlotTable, before its gradients are summed with others."""
+
+    group: Group
+    tau: float
+    fixed: float
+    cap: int
+    usd: float
+
+
 @dataclass(frozen=True, slots=True)
 class _Scene:
     """The plan as the cluster with one more of everything sees it."""
@@ -145,28 +167,37 @@ class _Scene:
             ]
         )
 
-    def option(self, devices: Sequence[Device]) -> Option | None:
-        """What a chain of these devices does best beside the plan; None when it does not fit."""
-        teams = tuple(make_team([device]) for device in devices)
-        options = Curves(self.cost).of(teams, self.schedule, replicated=True)
+    def option(self, teams: Sequence[Team], *, replicated: bool = True) -> Option | None:
+        """What a chain of these teams does best beside the plan; None when it does not fit."""
+        options = Curves(self.cost).of(tuple(teams), self.schedule, replicated=replicated)
         return max(options, key=lambda o: o.samples_by(self.step_s), default=None)
 
     def shortest(self, devices: Sequence[Device]) -> Option | None:
         """That of as few of these devices as hold the model."""
         most = min(len(devices), self.cost.problem.model.num_layers)
-        options = (self.option(devices[:count]) for count in range(2, most + 1))
+        teams = [make_team([device]) for device in devices]
+        options = (self.option(teams[:count]) for count in range(2, most + 1))
         return next((option for option in options if option), None)
+
+    def lengthened(self, team: Team) -> Iterator[SlotTable]:
+        """The table with the team as first or last stage of a group, of the fastest sets."""
+        table = self.table
+        num_groups = sum(each.count for each in table.sets)
+        fastest = sorted(
+            range(len(table.sets)), key=lambda a: (-table.size[a] / table.tau[a], table.fixed[a])
+        )
+        for a in fastest[:MAX_LENGTHENED]:
+            chain = [stage.team for stage in table.sets[a].group.stages]
+            for teams in ((team, *chain), (*chain, team)):
+                if len(teams) <= self.cost.problem.model.num_layers:
+                    option = self.option(teams, replicated=num_groups > 1)
+                    if option is not None:
+                        yield self._with(self._column(option), team.device_ids, instead_of=a)
 
     def with_option(self, option: Option) -> SlotTable:
         """The table with a group of this option."""
-        size, period_s = option.microbatch, option.curve.period_s
-        return self._with(
-            Group(option.stages, (size,)),
-            period_s,
-            self.sums[0] + option.fill_drain_s - period_s,
-            option.curve.max_microbatches,
-            self.cost.egress_usd(option.stages, size),
-        )
+        column = self._column(option)
+        return self._with(column, column.group.device_ids)
 
     def with_copy(self, a: int, teams: Sequence[Team]) -> SlotTable:
         """The table with a copy of a group of its set ``a``: equal but for its devices' names."""
@@ -175,40 +206,60 @@ class _Scene:
             replace(stage, team=team) for stage, team in zip(group.stages, teams, strict=True)
         )
         copied = Group(stages, group.microbatches)
-        return self._with(copied, table.tau[a], table.fixed[a], table.cap[a], table.usd[a])
+        column = _Column(copied, table.tau[a], table.fixed[a], table.cap[a], table.usd[a])
+        return self._with(column, copied.device_ids)
+
+    def _column(self, option: Option) -> "_Column":
+        size, period_s = option.microbatch, option.curve.period_s
+        return _Column(
+            group=Group(option.stages, (size,)),
+            tau=period_s,
+            fixed=self.sums[0] + option.fill_drain_s - period_s,
+            cap=option.curve.max_microbatches,
+            usd=self.cost.egress_usd(option.stages, size),
+        )
 
     def _with(
-        self, group: Group, period_s: float, fixed_s: float, cap: int, usd: float
+        self, column: "_Column", added: Sequence[str], *, instead_of: int | None = None
     ) -> SlotTable:
-        """Gradient sums get one more member: they may take longer, for everyone, and cost more.
+        """The table with one more column, for one group of a set or beside all of them.
 
-        ``fixed_s``: as in the table, before there is one more member.
+        With one more member gradient sums may take longer, for everyone, and cost more.
+        ``added``: the devices that were not at work before.
         """
         table = self.table
-        place = sum(each.count for each in table.sets)
-        sets = (*table.sets, AlikeSet(group, (place,), 0))
+        kept, sets = [], []
+        for a, each in enumerate(table.sets):
+            left = each.members[1:] if a == instead_of else each.members
+            if left:
+                kept.append(a)
+                sets.append(replace(each, members=left))
+        sets.append(AlikeSet(column.group, (sum(each.count for each in table.sets),), 0))
         before_s, before_usd = self.sums
         after_s, after_usd = _sums(self.cost, self.schedule, sets)
         step_usd = max(0.0, table.step_usd + after_usd - before_usd)
+        fixed = [*(table.fixed[a] for a in kept), column.fixed]
         return replace(
             table,
-            sets=sets,
-            tau=(*table.tau, period_s),
-            fixed=tuple(fixed + after_s - before_s for fixed in (*table.fixed, fixed_s)),
-            size=(*table.size, group.microbatches[0]),
-            cap=(*table.cap, cap),
-            usd=(*table.usd, usd),
+            sets=tuple(sets),
+            tau=(*(table.tau[a] for a in kept), column.tau),
+            fixed=tuple(seconds + after_s - before_s for seconds in fixed),
+            size=(*(table.size[a] for a in kept), column.group.microbatches[0]),
+            cap=(*(table.cap[a] for a in kept), column.cap),
+            usd=(*(table.usd[a] for a in kept), column.usd),
             step_usd=step_usd,
-            uses=tuple(self._use(r, sets, step_usd) for r in range(len(self.rows))),
+            uses=tuple(self._use(r, sets, step_usd, added) for r in range(len(self.rows))),
         )
 
-    def _use(self, r: int, sets: Sequence[AlikeSet], step_usd: float) -> RowUse:
+    def _use(
+        self, r: int, sets: Sequence[AlikeSet], step_usd: float, added: Sequence[str]
+    ) -> RowUse:
         """Use of a row; its price per second is the plan's and that of what is really added."""
         row, cluster = self.rows[r], self.cost.problem.cluster
         use = row_use(self.cost, row, sets, step_usd)
         added_usd_per_s = sum(
             cluster.price_usd_per_s(device_id)
-            for device_id in sets[-1].group.device_ids
+            for device_id in added
             if row.kind == "zone" and cluster.device(device_id).zone == row.where
             if not self._is_paid(device_id)
         )

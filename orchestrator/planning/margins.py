@@ -47,6 +47,18 @@ class MarginalValues:
     devices: tuple[DeviceWorth, ...]
     limits: tuple[tuple[Row, float], ...]
 
+    def at(self, price_of_money_samples_per_usd: float) -> "MarginalValues":
+        """The same rates at another price of money, for one so near that no plan changes."""
+        price = price_of_money_samples_per_usd
+        return replace(
+            self,
+            price_of_money_samples_per_usd=price,
+            devices=tuple(
+                replace(d, break_even_usd_per_s=d.samples_per_s / price if price > 0 else None)
+                for d in self.devices
+            ),
+        )
+
     def named(self, per_hour: float) -> tuple[tuple[str, float], ...]:
         """The values under the names of the user's files, which docs/operations.md explains.
 
@@ -77,10 +89,10 @@ def marginal_values(
 ) -> MarginalValues | None:
     """Marginal values of a plan that runs; None when its continuous form breaks a row.
 
-    Shares may move freely and in fractions of a microbatch, groups and cuts stay. One more
-    microbatch, or one more device, is really added and the shares dealt anew; a device as
-    ``ExtraGroup`` says. Pools of which no device is present, and those whose devices could not
-    be used, are left out.
+    Shares may move freely and in fractions of a microbatch; the other groups and their cuts
+    stay. One more microbatch, or one more device, is really added and the shares dealt anew; a
+    device in the best of the ways that ``ExtraGroup`` names. Pools of which no device is
+    present, and those whose devices could not be used, are left out.
 
     Args:
         cost: Of the problem whose V', Q and prices count.
@@ -102,20 +114,21 @@ def marginal_values(
     larger = best_fractional(grown, rows)
     price = problem.price_of_money_samples_per_usd
     usd_per_sample = 1.0 / candidate.estimate.samples_per_usd
-    devices = []
+    worth: dict[str, float] = {}  # samples/s, by pool
     for extra in extra_groups(problem, candidate.plan, table, rows):
         found = best_fractional(extra.table, rows)
-        gain = max(0.0, found.score - base.score) if found else 0.0
-        samples_per_s = extra.part * gain / problem.penalty_weight
-        devices.append(
-            DeviceWorth(
-                pool=extra.pool,
-                price_usd_per_s=problem.cluster.offer(extra.pool).price_usd_per_s,
-                samples_per_s=samples_per_s,
-                break_even_usd_per_s=samples_per_s / price if price > 0 else None,
-                same_cost_usd_per_s=samples_per_s * usd_per_sample,
-            )
+        gain = extra.part * (found.score - base.score) if found else 0.0
+        worth[extra.pool] = max(worth.get(extra.pool, 0.0), gain / problem.penalty_weight)
+    devices = [
+        DeviceWorth(
+            pool=pool,
+            price_usd_per_s=problem.cluster.offer(pool).price_usd_per_s,
+            samples_per_s=samples_per_s,
+            break_even_usd_per_s=samples_per_s / price if price > 0 else None,
+            same_cost_usd_per_s=samples_per_s * usd_per_sample,
         )
+        for pool, samples_per_s in worth.items()
+    ]
     return MarginalValues(
         price_of_money_samples_per_usd=price,
         microbatch_samples_per_s=(

@@ -199,6 +199,27 @@ def test_problem_is_compiled_once_for_a_shape() -> None:
     assert next(iter(programs.values()))._problem.is_dcp(dpp=True)
 
 
+def test_marginal_values_are_remembered_while_nothing_but_the_time_and_a_little_money_moves() -> (
+    None
+):
+    problem, best = data_parallel((2.0, 1.0), (8, 4), backlog_usd=2.0)
+    assignment = SlotAssignment(5.0)
+    first = assignment.solve(problem, (IDLE, best), ()).margins
+    later = replace(problem, backlog_usd=2.01, cluster=replace(problem.cluster, now_s=60.0))
+    second = assignment.solve(later, (IDLE, best), ()).margins
+    assert len(assignment._known) == 1
+    assert first is not None
+    assert second is not None
+    for a, b in zip(first.devices, second.devices, strict=True):
+        assert a.samples_per_s == b.samples_per_s
+        assert b.break_even_usd_per_s == pytest.approx(b.samples_per_s / 2.01)
+    slower = replace(later.cluster.devices[0], slowdown=2.0)
+    devices = (slower, *later.cluster.devices[1:])
+    changed = replace(later, cluster=replace(later.cluster, devices=devices))
+    assignment.solve(changed, (IDLE, as_candidate(changed, best.plan)), ())
+    assert len(assignment._known) == 2
+
+
 def test_scores_of_another_price_of_money_do_not_mislead() -> None:
     problem, uneven = data_parallel((1.0, 1.0), (11, 1))
     boasting = replace(uneven, score=1e9)

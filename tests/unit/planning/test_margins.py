@@ -154,12 +154,17 @@ def test_pool_the_plan_does_not_use_is_worth_its_part_of_the_shortest_chain() ->
     assert worth(values_of(problem, before), "small") == pytest.approx(gain / 2, rel=0.01)
 
 
-def test_only_group_that_has_no_room_for_sums_leaves_devices_without_a_worth() -> None:
+def test_only_group_that_has_no_room_for_sums_is_lengthened_not_doubled() -> None:
     # 16 GB of state leave no room for 4 GB of packed gradients beside them.
     device = make_device("a-0", kind="gpu", memory_bytes=18 * GIB)
     problem = make_problem(make_cluster([device]), make_profile(param_bytes=1e9))
     single = as_candidate(problem, make_plan(make_group([device], (0, 4), (1,) * 8)))
-    assert values_of(problem, single).devices == ()
+    (found,) = values_of(problem, single).devices
+    alone = as_candidate(problem, single.plan).estimate.samples_per_s
+    halves = replace(problem, cluster=make_cluster([device, make_device("a-1", kind="gpu")]))
+    both = [device, halves.cluster.devices[1]]
+    chain = as_candidate(halves, make_plan(make_group(both, (0, 2, 4), (1,) * 8)))
+    assert found.samples_per_s <= 1.2 * (chain.estimate.samples_per_s - alone)
 
 
 def test_worth_of_a_microbatch_is_what_a_larger_batch_brings() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 
 from orchestrator.core.cluster import ClusterState, Link, Offer
-from orchestrator.core.slot import Candidate, PlanningProblem
+from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
 from orchestrator.planning.constraints import Breach, Row, breaches, broken
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
@@ -79,14 +79,19 @@ def search_within(
 def is_held_back(
     cost: CostModel, found: Sequence[Candidate], obedient: Sequence[Candidate]
 ) -> bool:
-    """Whether limits cost so much that a search that knows them may find something better."""
+    """Whether limits cost so much that a search that knows them may find something better.
+
+    Not where even without them idling is better.
+    """
 
     def best(candidates: Sequence[Candidate]) -> float:
         running = (c for c in candidates if not c.plan.is_idle)
         return max((cost.score(c.estimate) for c in running), default=-inf)
 
     free, bound = best(found), best(obedient)
-    return bound < free - HELD_BACK_RATIO * abs(free)
+    if bound == -inf:
+        return free > -inf
+    return free > cost.score(IDLE_ESTIMATE) and bound < free - HELD_BACK_RATIO * abs(free)
 
 
 def price_rows(

@@ -6,7 +6,7 @@ from orchestrator.core.plan import Plan
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
 from orchestrator.planning.constraints import Breach, Row, broken, make_rows
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.pricing import nearest_breach, price_rows, search_within
+from orchestrator.planning.pricing import is_held_back, nearest_breach, price_rows, search_within
 from orchestrator.planning.queues import LimitOptions
 from orchestrator.strategies.joint import Joint
 from tests.unit.builders import (
@@ -90,6 +90,18 @@ def test_search_with_priced_rows_finds_a_plan_that_obeys(limit: LimitOptions) ->
     best = max(obedient, key=lambda c: c.score)
     true = cost.evaluate(best.plan.groups, best.plan.schedule)
     assert best.estimate.cost_usd_per_s == pytest.approx(true.cost_usd_per_s)  # not as priced
+
+
+def test_limits_hold_back_where_the_best_breaks_them_and_is_worth_its_price() -> None:
+    problem = a_problem()
+    cost, best = CostModel(problem), everyone(problem)
+    poor = as_candidate(problem, make_plan(make_group(NEAR[:1], (0, 4), (1,) * 48)))
+    assert is_held_back(cost, [best, poor, IDLE], [poor])
+    assert is_held_back(cost, [best, IDLE], [IDLE])
+    assert not is_held_back(cost, [best, poor, IDLE], [best, poor])
+    assert not is_held_back(cost, [IDLE], [IDLE])
+    dear = CostModel(replace(problem, backlog_usd=1e6))
+    assert not is_held_back(dear, [best, poor, IDLE], [poor])
 
 
 def test_nearest_candidate_says_what_is_missing() -> None:

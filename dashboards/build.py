@@ -72,6 +72,18 @@ OVERVIEW = (
         {"{{device}}": f"lyray_device_slowdown_ratio{RUN}"},
         "Measured compute time over the device's own prediction; 1 is healthy.",
     ),
+    Panel(
+        "What one more adds",
+        "none",
+        {"{{of}} {{where}}": f"lyray_marginal_value_samples_per_second{RUN}"},
+        "Samples/s of one more device of a pool, $/h of budget or of a limit, microbatch.",
+    ),
+    Panel(
+        "One more device pays below",
+        "currencyUSD",
+        {"{{pool}}": f"lyray_break_even_usd_per_hour{RUN}"},
+        "Rent one more of a pool while its price per hour is below; no curve: at any price.",
+    ),
     Panel("Devices", "none", {"{{pool}} {{state}}": f"lyray_devices{RUN}"}),
     Panel("Bubbles", "percentunit", {"group {{group}}": f"lyray_bubble_ratio{RUN}"}),
     Panel(

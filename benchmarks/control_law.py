@@ -1,6 +1,7 @@
 """The control law in the reference world: sample-path bound, budget, gap against the weight V."""
 
 import argparse
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -169,7 +170,9 @@ def run(options: argparse.Namespace) -> Result:
     weight = setting.weight(tau_slots)
     state_T = environment.walk(num_slots, rng)
     control = setting.control(weight)
+    started_s = time.process_time()
     steady = run_table(setting.table, state_T, control)
+    slots_per_cpu_s = num_slots / (time.process_time() - started_s)
     cold_control = replace(control, backlog_usd=0.0)
     cold = run_table(setting.table, state_T[: num_slots // 3], cold_control)
     broken, use_pct = 0, 0.0
@@ -196,6 +199,7 @@ def run(options: argparse.Namespace) -> Result:
         Figure("tau_v_relaxations", tau_slots / setting.relaxation_slots, "1", ">= 8"),
         Figure("slope_markov", slope_markov, "1", "<= -0.6"),
         Figure("slope_iid", slope_iid, "1", "<= -1"),
+        Figure("slots_per_cpu_s", slots_per_cpu_s, "1/s", ">= 2000"),
         Figure("points", float(len(points) + len(points_iid)), ""),
     )  # fmt: skip
     return Result(figures, (*points, *points_iid))

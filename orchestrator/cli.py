@@ -101,22 +101,28 @@ def plan(config: Config, overrides: Set = None, as_json: AsJson = False, html: H
 
 
 @app.command()
-def simulate(
+def simulate(  # noqa: PLR0913 - one option each
     config: Config,
+    *,
     days: Annotated[float, typer.Option(help="Billed days; the run's end may come first.")] = 2.0,
     overrides: Set = None,
     as_json: AsJson = False,
     compare: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Other strategies, comma separated; or all.")
     ] = None,
+    scenario: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="What happens to the cluster (docs/scenarios.md)."),
+    ] = None,
+    html: Html = None,
 ) -> None:
     """Run the closed loop on a virtual clock: no device, no training.
 
-    Example: lyray simulate run.yaml --days 7 --compare all
+    Example: lyray simulate run.yaml --days 7 --compare all --html simulated.html
     """
     loaded = _load(config, overrides)
     with _ending(loaded.run.run_url):
-        _simulate(loaded, days=days, as_json=as_json, compare=compare)
+        _simulate(loaded, days=days, as_json=as_json, compare=compare, scenario=scenario, html=html)
 
 
 @app.command()
@@ -299,22 +305,46 @@ def _plan(config: "RunConfig", *, as_json: bool, html: str | None) -> None:
         print(f"wrote {' and '.join(written)} (the trace opens in ui.perfetto.dev)")
 
 
-def _simulate(config: "RunConfig", *, days: float, as_json: bool, compare: str | None) -> None:
+def _simulate(
+    config: "RunConfig",
+    *,
+    days: float,
+    as_json: bool,
+    compare: str | None,
+    scenario: str | None,
+    html: str | None,
+) -> None:
     from rich.console import Console
 
+    from orchestrator.inputs import check_output
     from orchestrator.whatif.rehearsal import rehearsal_data, rehearsal_table, rehearse
+    from orchestrator.whatif.rehearsal_page import rehearsal_page
+    from orchestrator.whatif.scenario import load_scenario
 
     if not 0 < days <= _MAX_DAYS:
         raise ConfigError(f"--days is {days}; write a number of days up to {_MAX_DAYS}")
+    if html is not None:
+        check_output(html, "--html")
     names = tuple(dict.fromkeys((config.control.strategy, *_strategies(compare))))
+    told = None
+    if scenario is not None:
+        pools = [offer.pool for offer in config.cluster.offers]
+        speedup = config.emulation.billing_speedup
+        told = load_scenario(scenario, pools=pools, billing_speedup=speedup)
     measured = _measured(config)
-    results = [rehearse(config, measured, days=days, strategy=name) for name in names]
+    results = [
+        rehearse(config, measured, days=days, strategy=name, scenario=told) for name in names
+    ]
     if results[0].problem:
         raise InfeasibleError(results[0].problem)
+    if html is not None:
+        storage.write_bytes(html, rehearsal_page(config, results).encode())
     if as_json:
         print(json.dumps(rehearsal_data(config, results), indent=1, allow_nan=False))
-    else:
-        Console().print(rehearsal_table(config, results))
+        return
+    Console().print(rehearsal_table(config, results))
+    if html is not None:
+        print(f"wrote {html}")
 
 
 def _run(config: "RunConfig", resume: str, compare: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
+from typing import Literal
 
 from orchestrator.control.alarms import Alarms
 from orchestrator.control.leases import LeaseBook
@@ -46,6 +47,9 @@ class LoopOptions:
     num_steps: int
     num_samples: int
     """Positions of the whole run; only the last step may be short."""
+
+    on_loss: Literal["stop", "replan"] = "stop"
+    """What the loss of a device in use does: ``replan`` where the backend goes on without it."""
 
     seed: int = 0
 

@@ -18,6 +18,7 @@ from orchestrator.core.slot import (
     IDLE_ESTIMATE,
     Candidate,
     Decision,
+    DeviceLost,
     Observation,
     Outcome,
     OutcomeStatus,
@@ -122,9 +123,10 @@ class ControlLoop:
         return settled
 
     def _judge(self, observation: Observation, slot: Settled, started_cpu_s: float) -> None:
+        survives = self.options.on_loss == "replan"
         try:
             judge(
-                observation.events,
+                [e for e in observation.events if not (survives and isinstance(e, DeviceLost))],
                 in_use=self._decision.plan.device_ids,
                 checkpoint_step=self._books.checkpoint_step,
             )

@@ -173,6 +173,22 @@ def line_chart(series: Sequence[Series], *, x_title: str, y_title: str, label: s
     return f'{legend(names)}<div class="card">{svg(width, height, parts, label)}</div>'
 
 
+def bar_chart(bars: Sequence[tuple[str, float]], *, unit: str, label: str) -> str:
+    """Named bars from zero, one under the other, each with its value."""
+    if not bars:
+        return ""
+    width, row, left = 760.0, 24.0, 20 + CHARACTER_WIDTH * max(len(name) for name, _ in bars)
+    longest = max(value for _, value in bars) or 1.0
+    parts = []
+    for i, (name, value) in enumerate(bars):
+        top, length = row * i + 4, (width - left - 120) * value / longest
+        parts.append(text(left - 8, top + 13, name, text_anchor="end"))
+        parts.append(element("rect", x=left, y=top, width=max(1.0, length), height=row - 7, rx=3,
+                             fill="var(--c0)"))  # fmt: skip
+        parts.append(text(left + length + 8, top + 13, f"{value:.4g} {unit}", class_="soft"))
+    return f'<div class="card">{svg(width, row * len(bars) + 6, parts, label)}</div>'
+
+
 def _broken(cell: str) -> str:
     return escape(cell).replace("\n", "<br>")
 

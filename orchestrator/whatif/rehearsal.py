@@ -1,19 +1,20 @@
 """The closed loop on a virtual clock: what a file would do in days, told in seconds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import fsum, inf
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator import storage
 from orchestrator.config import RunConfig
 from orchestrator.control.books import LoopOptions
 from orchestrator.control.loop import ControlLoop
 from orchestrator.core.model import ModelProfile
-from orchestrator.core.slot import SlotRecord
+from orchestrator.core.slot import RunEvent, SlotRecord
 from orchestrator.errors import ConfigError, InfeasibleError
 from orchestrator.inputs import read_text
 from orchestrator.planning.assignment import SlotAssignment
@@ -22,10 +23,14 @@ from orchestrator.simulation.backend import SimulatedBackend, SimulationOptions
 from orchestrator.simulation.traces import TraceEvent, emulated_trace, price_trace
 from orchestrator.storage import Json
 from orchestrator.strategies.registry import make_strategy
-from orchestrator.whatif.plans import figures_of
+from orchestrator.whatif.patience import Patient
+from orchestrator.whatif.plans import MAX_TEAM, figures_of
+from orchestrator.whatif.scenario import Scenario
 
 DAY_S = 86400.0
 _ENDLESS_STEPS = 10**9
+_POINTS = 300
+"""Most points of a strategy's curves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +46,23 @@ class Rehearsal:
     overspend_usd: float = 0.0  # the most that was ever spent above b t
     overspend_bound_usd: float = 0.0  # what was promised at that slot
     replans: int = 0
+    lost: int = 0  # devices that left, in use or not
+    redone: int = 0  # steps done twice because a loss took their only copy
     idle_ratio: float = 0.0  # of the time
     ended: str = ""  # how the run ended, empty when the days were over first
     problem: str = ""
+    points: tuple[tuple[float, int, float], ...] = ()  # over time: hours, samples, dollars
+
+    @property
+    def duty_ratio(self) -> float:
+        """b/c where more was spent than the budget, else 1: what equal cost leaves of the rate."""
+        return min(1.0, self.budget_usd / self.spent_usd) if self.spent_usd else 1.0
+
+    @property
+    def samples_per_s_at_budget(self) -> float | None:
+        """The rate at equal cost: what is spent above the budget is duty-cycled down to it."""
+        rate = self.samples_per_s
+        return None if rate is None else rate * self.duty_ratio
 
     @property
     def average_per_hour_usd(self) -> float | None:
@@ -61,15 +80,27 @@ class Rehearsal:
         return 1e6 * self.spent_usd / self.samples if self.samples else None
 
 
-def rehearse(config: RunConfig, measured: ModelProfile, *, days: float, strategy: str) -> Rehearsal:
+def rehearse(
+    config: RunConfig,
+    measured: ModelProfile,
+    *,
+    days: float,
+    strategy: str,
+    scenario: Scenario | None = None,
+) -> Rehearsal:
     """Run the control loop against the simulation until the run ends or the days are over.
+
+    A device that is lost is planned without. With a scenario the run waits while nothing fits:
+    devices may come.
 
     Args:
         config: The whole file, its traces included.
         measured: The model's layers, unscaled.
         days: Billed days.
         strategy: Instead of the file's own.
+        scenario: What happens to the cluster beyond the file's own traces.
     """
+    told = scenario or Scenario(seed=config.run.seed)
     cluster, model = figures_of(config, measured)
     speedup, feed = config.emulation.billing_speedup, config.cluster.price_feed
     steps = config.training.steps or _ENDLESS_STEPS
@@ -79,14 +110,19 @@ def rehearse(config: RunConfig, measured: ModelProfile, *, days: float, strategy
         model,
         config.training,
         SimulationOptions(
-            slot_s=config.control.slot_s, num_samples=num_samples, seed=config.run.seed
+            slot_s=config.control.slot_s,
+            num_samples=num_samples,
+            seed=told.seed,
+            max_team=config.control.max_team if config.cluster.source == "file" else MAX_TEAM,
+            streams=told.streams,
         ),
         _traces(config),
     )
     records: list[SlotRecord] = []
+    events: list[RunEvent] = []
     loop = ControlLoop(
         backend=backend,
-        strategy=make_strategy(strategy),
+        strategy=Patient(make_strategy(strategy), waits_at_first=scenario is not None),
         assignment=SlotAssignment(config.control.plan_deadline_s),
         options=LoopOptions(
             training=config.training,
@@ -96,11 +132,13 @@ def rehearse(config: RunConfig, measured: ModelProfile, *, days: float, strategy
             price_max_age_s=feed.max_age_s if feed else None,
             num_steps=steps,
             num_samples=num_samples,
+            on_loss="replan",
             seed=config.run.seed,
         ),
         cluster=cluster,
         model=model,
         sinks=(records.append,),
+        book=lambda journal: events.extend(journal.events),
     )
     try:
         while loop.outcome is None and (not records or records[-1].time_s < days * DAY_S):
@@ -110,7 +148,16 @@ def rehearse(config: RunConfig, measured: ModelProfile, *, days: float, strategy
     finally:
         backend.close()
     ended = f"{loop.outcome.status}: {loop.outcome.reason}" if loop.outcome else ""
-    return _summary(strategy, records, ended)
+    found = _summary(strategy, records, ended)
+    lost = sum(event.kind == "lost" for event in events)
+    return replace(found, lost=lost, redone=backend.num_redone, points=_points(records))
+
+
+def _points(records: Sequence[SlotRecord]) -> tuple[tuple[float, int, float], ...]:
+    """Samples and dollars over the hours, thinned out to what a picture can show."""
+    every = max(1, len(records) // _POINTS)
+    kept = [*records[::every], *records[-1:]]
+    return ((0.0, 0, 0.0), *((r.time_s / 3600, r.samples, r.spent_usd) for r in kept))
 
 
 def rehearsal_data(config: RunConfig, results: Sequence[Rehearsal]) -> dict[str, Json]:
@@ -125,6 +172,8 @@ def rehearsal_data(config: RunConfig, results: Sequence[Rehearsal]) -> dict[str,
                 **_plain(r),
                 "average_per_hour_usd": r.average_per_hour_usd,
                 "samples_per_s": r.samples_per_s,
+                "samples_per_s_at_budget": r.samples_per_s_at_budget,
+                "duty_ratio": r.duty_ratio,
                 "usd_per_million_samples": r.usd_per_million_samples,
             }
             for r in results
@@ -132,40 +181,58 @@ def rehearsal_data(config: RunConfig, results: Sequence[Rehearsal]) -> dict[str,
     }
 
 
+EQUAL_COST = (
+    "At equal cost: a strategy that spent more than the budget is duty-cycled down to it, its "
+    "rate times b/c."
+)
+
+
 def rehearsal_table(config: RunConfig, results: Sequence[Rehearsal]) -> Group:
-    """The strategies side by side, then how each kept to the budget and ended."""
+    """The strategies side by side at equal cost, then how each kept to the budget and ended."""
     budget = figures.usd(config.budget.average_per_hour_usd)
     title = f"Simulated; the budget is {budget}/h"
     numbers = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     ends = Table(box=None, padding=(0, 1, 0, 0))
-    numbers.add_column("strategy", no_wrap=True)
-    for name in ("hours", "steps", "samples/s", "$/h", "$/1M", "spent", "plans", "idle"):
+    numbers.add_column(HEAD[0], no_wrap=True)
+    for name in HEAD[1:]:
         numbers.add_column(name, justify="right", no_wrap=True)
-    for name in ("strategy", "most over budget", "bound"):
+    for name in ("strategy", "spent", "most over budget", "bound"):
         ends.add_column(name, no_wrap=True)
     ends.add_column("ended")
     for r in results:
         if r.problem:
-            ends.add_row(r.strategy, "-", "-", r.problem, style="red")
+            ends.add_row(r.strategy, "-", "-", "-", r.problem, style="red")
             continue
-        numbers.add_row(
-            r.strategy,
-            figures.number(r.hours),
-            f"{r.steps:,}",
-            figures.number(r.samples_per_s),
-            figures.usd(r.average_per_hour_usd),
-            f"${figures.number(r.usd_per_million_samples)}",
-            figures.usd(r.spent_usd),
-            str(r.replans),
-            figures.percent(r.idle_ratio),
-        )
+        numbers.add_row(*cells(r))
         ends.add_row(
             r.strategy,
+            figures.usd(r.spent_usd),
             figures.usd(r.overspend_usd),
             figures.usd(r.overspend_bound_usd),
             r.ended or "goes on",
         )
-    return Group(numbers, "", ends)
+    return Group(numbers, Text(EQUAL_COST, style="dim"), "", ends)
+
+
+HEAD = (
+    "strategy", "samples/s", "at equal cost", "$/h", "$/1M", "plans", "idle", "lost", "redone",
+)  # fmt: skip
+
+
+def cells(r: Rehearsal) -> tuple[str, ...]:
+    """A row under ``HEAD``."""
+    duty = "" if r.duty_ratio == 1 else f" (x{r.duty_ratio:.2f})"
+    return (
+        r.strategy,
+        figures.number(r.samples_per_s),
+        f"{figures.number(r.samples_per_s_at_budget)}{duty}",
+        figures.usd(r.average_per_hour_usd),
+        f"${figures.number(r.usd_per_million_samples)}",
+        str(r.replans),
+        figures.percent(r.idle_ratio),
+        str(r.lost),
+        str(r.redone),
+    )
 
 
 def _traces(config: RunConfig) -> tuple[TraceEvent, ...]:
@@ -217,4 +284,4 @@ def _idle_ratio(records: Sequence[SlotRecord]) -> float:
 def _plain(result: Rehearsal) -> dict[str, Json]:
     data = storage.to_json(result)
     assert isinstance(data, dict)
-    return {key: value for key, value in data.items() if key != "problem"}
+    return {key: value for key, value in data.items() if key not in ("problem", "points")}

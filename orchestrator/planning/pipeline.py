@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -89,8 +89,22 @@ def period_s(chain: Chain, inflight_S: Sequence[int], schedule: str) -> float:
     """
     if schedule == "gpipe":
         return chain.down_gap_s[-1] + chain.up_gap_s[-1]
-    slowest_s = max(circuit[0] for circuit in _circuits(chain, inflight_S, inf))
-    return max(chain.occupied_s, slowest_s)
+    if any(held > before for before, held in pairwise(inflight_S)):
+        return inf
+    found_s, slower_s = 0.0, max(*chain.work_s, chain.occupied_s)
+    while slower_s > found_s:
+        # Dinkelbach: a slower circuit has W_su - tau (K_s - K_u + 1) > 0; take the largest one.
+        found_s, waiting_s, ahead_s = slower_s, 0.0, -inf
+        first_s, first_held = 0.0, 0
+        for trip_s, below_s, held in zip(
+            chain.round_trip_s, chain.below_s, inflight_S, strict=True
+        ):
+            excess_s = ahead_s - below_s + found_s * (held - 1)
+            if excess_s > waiting_s:
+                waiting_s, slower_s = excess_s, (first_s - below_s) / (first_held - held + 1)
+            if trip_s - found_s * held > ahead_s:
+                ahead_s, first_s, first_held = trip_s - found_s * held, trip_s, held
+    return found_s
 
 
 _Circuit = tuple[float, int, int]
@@ -133,8 +147,9 @@ def best_inflight(chain: Chain, wanted_S: Sequence[int], room_S: Sequence[int]) 
     Source: docs/model.md, section 3.2.
     """
     plain_S = range(len(wanted_S), 0, -1)
-    low_s = max(*chain.work_s, chain.occupied_s)
-    high_s = low_s
+    low_s = high_s = max(*chain.work_s, chain.occupied_s)
+    if not low_s:  # nothing takes any time
+        return tuple(map(min, wanted_S, room_S))
     least_S = _least_inflight(chain, low_s, room_S)
     if least_S is None:
         high_s, least_S = period_s(chain, plain_S, "1f1b"), list(plain_S)
@@ -146,28 +161,33 @@ def best_inflight(chain: Chain, wanted_S: Sequence[int], room_S: Sequence[int]) 
         else:
             high_s, least_S = middle_s, found
     inflight_S: list[int] = []
-    for u, (least, wanted, room) in enumerate(zip(least_S, wanted_S, room_S, strict=True)):
+    used = -inf
+    for least, wanted, room, trip_s, below_s in zip(
+        least_S, wanted_S, room_S, chain.round_trip_s, chain.below_s, strict=True
+    ):
         most = max(least, min(wanted, room))
-        for s, held in enumerate(inflight_S):
-            most = min(most, held + 1 - _rounds(chain, s, u, high_s))
+        if inflight_S:  # K_s + 1 less the rounds from every s before it
+            most = min(most, 1 - _whole(used - below_s / high_s))
         inflight_S.append(most)
+        used = max(used, trip_s / high_s - most)
     return tuple(inflight_S)
 
 
 def _least_inflight(chain: Chain, tau_s: float, room_S: Sequence[int]) -> list[int] | None:
     """The least K_s for a period, from the last stage up; None where memory holds fewer."""
-    last = len(room_S) - 1
-    found = [1] * len(room_S)
-    for s in range(last - 1, -1, -1):
-        found[s] = max(found[u] - 1 + _rounds(chain, s, u, tau_s) for u in range(s + 1, last + 1))
-        if found[s] > room_S[s]:
+    found, needed = [1], -chain.below_s[-1] / tau_s
+    for s in range(len(room_S) - 2, -1, -1):
+        held = _whole(chain.round_trip_s[s] / tau_s + needed)
+        if held > room_S[s]:
             return None
-    return found
+        found.append(held)
+        needed = max(needed, held - 1 - chain.below_s[s] / tau_s)
+    return found[::-1]
 
 
-def _rounds(chain: Chain, s: int, u: int, tau_s: float) -> int:
-    """How many microbatches the circuit from stage s to u must move on in a round."""
-    return ceil((chain.round_trip_s[s] - chain.below_s[u]) / tau_s * (1 - 1e-9))
+def _whole(num_microbatches: float) -> int:
+    """Rounded up, but for what rounding errors add."""
+    return ceil(num_microbatches - 1e-9)
 
 
 def pipeline_s(

@@ -93,6 +93,8 @@ def test_what_is_wanted_in_flight_is_kept_where_the_period_allows():
     assert best_inflight(chain, (3, 2, 1), (9, 9, 9)) == (3, 2, 1)
     assert best_inflight(chain, (5, 3, 1), (9, 9, 9)) == (5, 3, 1)
     assert best_inflight(chain, (5, 3, 1), (3, 9, 9)) == (3, 2, 1)
+    idle = make_chain([(0.0, 0.0)] * 2, [(1.0, 1.0)], [(0.0, 0.0)])
+    assert best_inflight(idle, (3, 1), (2, 1)) == (2, 1)
 
 
 def test_sizes_are_counted():

@@ -260,6 +260,8 @@ def _limit_problems(limits: Sequence[LimitOptions], cluster: ClusterOptions) -> 
         )
     for index, limit in enumerate(limits):
         if limit.zone is not None and limit.max_per_hour_usd is not None:
+            if cluster.price_feed is not None:
+                continue  # the listed prices say little of those to come
             shared = {x.pool for x in limits if x.min_share}
             path = f"budget.limits[{index}]"
             yield from _zone_problems(path, limit.zone, limit.max_per_hour_usd, shared, cluster)

@@ -336,7 +336,8 @@ def test_plan_obeys_the_limits_and_ends_with_4_where_none_can(
     assert lyray(monkeypatch, "plan", "run.yaml", "--json") == 0
     chosen = json.loads(capsys.readouterr().out)["candidates"][0]
     assert chosen["plan"]["idle"] == ["slow-0"]
-    share = "{pool: slow, min_share: 0.5}"
-    (folder / "run.yaml").write_text(limited.replace("0.3}]", f"0.3}}, {share}]"))
+    nowhere = "{zone: z1, max_per_hour_usd: 0.01}"
+    (folder / "run.yaml").write_text(limited.replace("0.3}]", f"0.3}}, {nowhere}]"))
     assert lyray(monkeypatch, "plan", "run.yaml") == 4
-    assert "budget.limits (zone z2, share slow)" in str(last_line(capsys.readouterr().out))
+    said = str(last_line(capsys.readouterr().out))
+    assert "the one that comes nearest breaks zone z2: 1.2 times its limit" in said

@@ -12,6 +12,7 @@ from orchestrator.planning.constraints import Row, RowUse, row_use, sums_usd
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.curves import Curves, Option
 from orchestrator.planning.slot_table import SlotTable
+from orchestrator.planning.tables import LayerTables
 
 MAX_CHAIN = 8
 """Most like devices that are tried together where one does not hold the model."""
@@ -47,11 +48,18 @@ def extra_groups(
     """
     cluster = problem.cluster
     pools = sorted({device.pool for device in cluster.devices})
-    alone = {pool: _one_more(cluster, plan, pool) for pool in pools}
+    tables = LayerTables(problem.model)
+    sizes = {pool: tables.team_sizes(cluster.offer(pool).kind) for pool in pools}
+    # The fewest devices that can run a stage; 0: no number was measured that workers can run.
+    units = {p: next((q for q in sizes[p] if q <= max(1, problem.max_team)), 0) for p in pools}
+    spare = {pool: _chain(cluster, pool) for pool in pools}
+    alone = {
+        pool: [_one_more(cluster, plan, pool)] if units[pool] == 1 else spare[pool][: units[pool]]
+        for pool in pools
+    }
     sets = {pool: _best_set(problem, table, pool) for pool in pools}
     copies = {a: _copied(cluster, table.sets[a].group) for a in sets.values() if a is not None}
-    chains = {pool: _chain(cluster, pool) for pool, a in sets.items() if a is None}
-    added = [*alone.values(), *(d for chain in chains.values() for d in chain)]
+    added = [d for devices in (*alone.values(), *spare.values()) for d in devices]
     added += [d for teams in copies.values() for devices in teams for d in devices]
     everyone = {device.device_id: device for device in (*cluster.devices, *added)}
     cost = CostModel(replace(problem, cluster=replace(cluster, devices=tuple(everyone.values()))))
@@ -62,19 +70,24 @@ def extra_groups(
         plan.groups, plan.schedule, replicated=True
     )
     for pool in pools:
-        a, team = sets[pool], make_team([alone[pool]])
-        for longer in scene.lengthened(team):
-            yield ExtraGroup(pool, longer, 1.0)
+        a, unit = sets[pool], units[pool]
+        option = None
+        if unit:
+            team = make_team(alone[pool])
+            for longer in scene.lengthened(team):
+                yield ExtraGroup(pool, longer, 1.0 / unit)
+            option = scene.option([team]) if may_add else None
         if not may_add:
             continue
-        if (option := scene.option([team])) is not None:
-            yield ExtraGroup(pool, scene.with_option(option), 1.0)
+        if option is not None:
+            yield ExtraGroup(pool, scene.with_option(option), 1.0 / unit)
         elif a is not None:
             teams = [make_team(devices) for devices in copies[a]]
             part = _part(problem, table.sets[a].group, pool)
             yield ExtraGroup(pool, scene.with_copy(a, teams), part)
-        elif (option := scene.shortest(chains[pool])) is not None:
-            yield ExtraGroup(pool, scene.with_option(option), 1.0 / len(option.stages))
+        elif unit and (option := scene.shortest(spare[pool], unit)) is not None:
+            part = 1.0 / (unit * len(option.stages))
+            yield ExtraGroup(pool, scene.with_option(option), part)
 
 
 def _one_more(cluster: ClusterState, plan: Plan, pool: str) -> Device:
@@ -172,10 +185,10 @@ class _Scene:
         options = Curves(self.cost).of(tuple(teams), self.schedule, replicated=replicated)
         return max(options, key=lambda o: o.samples_by(self.step_s), default=None)
 
-    def shortest(self, devices: Sequence[Device]) -> Option | None:
-        """That of as few of these devices as hold the model."""
-        most = min(len(devices), self.cost.problem.model.num_layers)
-        teams = [make_team([device]) for device in devices]
+    def shortest(self, devices: Sequence[Device], unit: int) -> Option | None:
+        """That of as few of these devices as hold the model, in teams of ``unit``."""
+        most = min(len(devices) // unit, self.cost.problem.model.num_layers)
+        teams = [make_team(devices[unit * i : unit * (i + 1)]) for i in range(most)]
         options = (self.option(teams[:count]) for count in range(2, most + 1))
         return next((option for option in options if option), None)
 

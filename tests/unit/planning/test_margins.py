@@ -167,6 +167,23 @@ def test_only_group_that_has_no_room_for_sums_is_lengthened_not_doubled() -> Non
     assert found.samples_per_s <= 1.2 * (chain.estimate.samples_per_s - alone)
 
 
+@pytest.mark.parametrize("max_team", [1, 2])
+def test_kind_measured_in_teams_only_is_added_as_a_team(max_team: int) -> None:
+    devices = pools({"fast": 2})
+    pair = [make_device(f"pair-{i}", kind="pair", node_id="pairs") for i in range(2)]
+    base = make_profile({"fast": [0.01] * 4, "pair": [0.01] * 4}, param_bytes=1e6)
+    times = tuple(replace(t, team_size=2) if t.kind == "pair" else t for t in base.times)
+    sizes = (*base.sizes, replace(base.sizes[0], team_size=2))
+    profile = replace(base, times=times, sizes=sizes)
+    problem = make_problem(make_cluster([*devices, *pair]), profile, batch_samples=2000)
+    found = values_of(replace(problem, max_team=max_team), dealt(problem, devices))
+    worth_of = {d.pool: d.samples_per_s for d in found.devices}
+    if max_team == 1:
+        assert set(worth_of) == {"fast"}  # no worker could run it
+    else:
+        assert worth_of["pair"] == pytest.approx(worth_of["fast"] / 2, rel=1e-3)
+
+
 def test_worth_of_a_microbatch_is_what_a_larger_batch_brings() -> None:
     devices = pools({"fast": 2})
     cluster = make_cluster(devices, bandwidth_bytes_per_s=1e8)  # a sum of 4 s a step

@@ -27,6 +27,12 @@ KAPPA_WITH_ESTIMATE = 0.2
 """Overspend share when it starts at an estimated price of money: less of it is spent early."""
 
 
+LEAST_PAUSE_SLOTS = 0.05
+"""Slots that a change of places counts as at least: beside its pause a step ends at a boundary,
+and devices of both plans are billed while they hand over. Between two plans that the optimum
+mixes, rarer turns cost nothing but backlog."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerOptions:
     """YAML section ``control.straggler``."""
@@ -262,10 +268,13 @@ def _pays(scene: _Scene, option: _Option, stay: _Option | None) -> bool:
     """Whether the plan's lead, while it lasts, is worth more than the change costs."""
     problem, new = scene.problem, option.candidate.estimate
     old = stay.candidate.estimate if stay else scene.idle
+    least_s = LEAST_PAUSE_SLOTS * scene.options.slot_s
+    if stay and _places(stay.candidate.plan) == _places(option.candidate.plan):
+        least_s = 0.0  # shares follow the devices' speeds at once
     return earns_pause(
         scene.drift.lead(new, old),
         horizon_s=scene.options.hysteresis_slots * scene.options.slot_s,
-        pause_s=option.migration.pause_s,
+        pause_s=max(option.migration.pause_s, least_s),
         worth_usd2_per_s=problem.penalty_weight * max(new.samples_per_s, old.samples_per_s),
         moved_usd2=problem.backlog_usd * move_usd(problem.cluster, option.migration),
     )

@@ -13,7 +13,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BENCHMARKS = ("assignment", "executor", "overhead", "published", "time_model")
+BENCHMARKS = (
+    "assignment", "baselines", "control_law", "executor", "finite_horizon", "frames", "infeasible",
+    "overhead", "planner_in_loop", "published", "reconfiguration", "robustness", "time_model",
+)  # fmt: skip
 
 
 def measure(name: str, folder: Path, *, quick: bool) -> dict[str, object]:

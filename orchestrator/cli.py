@@ -14,7 +14,6 @@ import typer
 from orchestrator import storage
 from orchestrator.errors import (
     ConfigError,
-    InfeasibleError,
     OrchestratorError,
     UserCodeError,
     as_told,
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.config import RunConfig
     from orchestrator.core.model import ModelProfile
     from orchestrator.reports.live import View
+    from orchestrator.whatif.rehearsal import Comparison
 
 app = typer.Typer(
     help="Train a PyTorch model on unlike devices, as fast as a long-term cost budget allows.",
@@ -43,7 +43,6 @@ Html = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Write a page of its own to FILE.")
 ]
 
-_MAX_DAYS = 3650
 _ENDED_BY_TYPER = {
     2: (ConfigError.status, "the arguments are wrong, see the message on stderr"),
     130: ("stopped", "interrupted before anything was started"),
@@ -104,15 +103,14 @@ def plan(config: Config, overrides: Set = None, as_json: AsJson = False, html: H
 def simulate(  # noqa: PLR0913 - one option each
     config: Config,
     *,
-    days: Annotated[float, typer.Option(help="Billed days; the run's end may come first.")] = 2.0,
+    days: Annotated[float, typer.Option(help="Billed days; the run may end first.")] = 2.0,
     overrides: Set = None,
     as_json: AsJson = False,
     compare: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Other strategies, comma separated; or all.")
     ] = None,
     scenario: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="What happens to the cluster (docs/scenarios.md)."),
+        str | None, typer.Option(metavar="FILE", help="Trouble for the cluster: docs/scenarios.md.")
     ] = None,
     html: Html = None,
 ) -> None:
@@ -120,9 +118,12 @@ def simulate(  # noqa: PLR0913 - one option each
 
     Example: lyray simulate run.yaml --days 7 --compare all --html simulated.html
     """
+    from orchestrator.whatif.rehearsal import Comparison
+
     loaded = _load(config, overrides)
     with _ending(loaded.run.run_url):
-        _simulate(loaded, days=days, as_json=as_json, compare=compare, scenario=scenario, html=html)
+        asked = Comparison(loaded, days, _strategies(compare), scenario)
+        _simulate(loaded, asked, as_json=as_json, html=html)
 
 
 @app.command()
@@ -305,38 +306,16 @@ def _plan(config: "RunConfig", *, as_json: bool, html: str | None) -> None:
         print(f"wrote {' and '.join(written)} (the trace opens in ui.perfetto.dev)")
 
 
-def _simulate(
-    config: "RunConfig",
-    *,
-    days: float,
-    as_json: bool,
-    compare: str | None,
-    scenario: str | None,
-    html: str | None,
-) -> None:
+def _simulate(config: "RunConfig", found: "Comparison", *, as_json: bool, html: str | None) -> None:
     from rich.console import Console
 
     from orchestrator.inputs import check_output
-    from orchestrator.whatif.rehearsal import rehearsal_data, rehearsal_table, rehearse
     from orchestrator.whatif.rehearsal_page import rehearsal_page
-    from orchestrator.whatif.scenario import load_scenario
+    from orchestrator.whatif.rehearsal_table import rehearsal_data, rehearsal_table
 
-    if not 0 < days <= _MAX_DAYS:
-        raise ConfigError(f"--days is {days}; write a number of days up to {_MAX_DAYS}")
     if html is not None:
         check_output(html, "--html")
-    names = tuple(dict.fromkeys((config.control.strategy, *_strategies(compare))))
-    told = None
-    if scenario is not None:
-        pools = [offer.pool for offer in config.cluster.offers]
-        speedup = config.emulation.billing_speedup
-        told = load_scenario(scenario, pools=pools, billing_speedup=speedup)
-    measured = _measured(config)
-    results = [
-        rehearse(config, measured, days=days, strategy=name, scenario=told) for name in names
-    ]
-    if results[0].problem:
-        raise InfeasibleError(results[0].problem)
+    results = found.run(_measured(config))
     if html is not None:
         storage.write_bytes(html, rehearsal_page(config, results).encode())
     if as_json:

@@ -1,15 +1,10 @@
 """The closed loop on a virtual clock: what a file would do in days, told in seconds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import fsum, inf
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
-from orchestrator import storage
 from orchestrator.config import RunConfig
 from orchestrator.control.books import LoopOptions
 from orchestrator.control.loop import ControlLoop
@@ -18,16 +13,15 @@ from orchestrator.core.slot import RunEvent, SlotRecord
 from orchestrator.errors import ConfigError, InfeasibleError
 from orchestrator.inputs import read_text
 from orchestrator.planning.assignment import SlotAssignment
-from orchestrator.reports import figures
 from orchestrator.simulation.backend import SimulatedBackend, SimulationOptions
 from orchestrator.simulation.traces import TraceEvent, emulated_trace, price_trace
-from orchestrator.storage import Json
 from orchestrator.strategies.registry import make_strategy
 from orchestrator.whatif.patience import Patient
 from orchestrator.whatif.plans import MAX_TEAM, figures_of
-from orchestrator.whatif.scenario import Scenario
+from orchestrator.whatif.scenario import Scenario, load_scenario
 
 DAY_S = 86400.0
+MAX_DAYS = 3650
 _ENDLESS_STEPS = 10**9
 _POINTS = 300
 """Most points of a strategy's curves."""
@@ -78,6 +72,47 @@ class Rehearsal:
     def usd_per_million_samples(self) -> float | None:
         """What a million samples cost."""
         return 1e6 * self.spent_usd / self.samples if self.samples else None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What ``lyray simulate`` runs: the file's own strategy, then the others, in one world.
+
+    Raises:
+        ConfigError: If the days or the scenario file make no sense.
+    """
+
+    config: RunConfig
+    days: float
+    others: tuple[str, ...] = ()
+    scenario_path: str | None = None
+    scenario: Scenario | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.days <= MAX_DAYS:
+            raise ConfigError(f"--days is {self.days}; write a number of days up to {MAX_DAYS}")
+        if self.scenario_path is not None:
+            told = load_scenario(
+                self.scenario_path,
+                pools=[offer.pool for offer in self.config.cluster.offers],
+                billing_speedup=self.config.emulation.billing_speedup,
+            )
+            object.__setattr__(self, "scenario", told)
+
+    def run(self, measured: ModelProfile) -> list[Rehearsal]:
+        """Every strategy's rehearsal, the file's own first.
+
+        Raises:
+            InfeasibleError: If the file's own strategy finds no plan.
+        """
+        names = dict.fromkeys((self.config.control.strategy, *self.others))
+        results = [
+            rehearse(self.config, measured, days=self.days, strategy=name, scenario=self.scenario)
+            for name in names
+        ]
+        if results[0].problem:
+            raise InfeasibleError(results[0].problem)
+        return results
 
 
 def rehearse(
@@ -160,81 +195,6 @@ def _points(records: Sequence[SlotRecord]) -> tuple[tuple[float, int, float], ..
     return ((0.0, 0, 0.0), *((r.time_s / 3600, r.samples, r.spent_usd) for r in kept))
 
 
-def rehearsal_data(config: RunConfig, results: Sequence[Rehearsal]) -> dict[str, Json]:
-    """What ``lyray simulate --json`` prints: billed hours, true dollars."""
-    return {
-        "run": config.run.name,
-        "budget_per_hour_usd": config.budget.average_per_hour_usd,
-        "strategies": [
-            {"strategy": r.strategy, "problem": r.problem}
-            if r.problem
-            else {
-                **_plain(r),
-                "average_per_hour_usd": r.average_per_hour_usd,
-                "samples_per_s": r.samples_per_s,
-                "samples_per_s_at_budget": r.samples_per_s_at_budget,
-                "duty_ratio": r.duty_ratio,
-                "usd_per_million_samples": r.usd_per_million_samples,
-            }
-            for r in results
-        ],
-    }
-
-
-EQUAL_COST = (
-    "At equal cost: a strategy that spent more than the budget is duty-cycled down to it, its "
-    "rate times b/c."
-)
-
-
-def rehearsal_table(config: RunConfig, results: Sequence[Rehearsal]) -> Group:
-    """The strategies side by side at equal cost, then how each kept to the budget and ended."""
-    budget = figures.usd(config.budget.average_per_hour_usd)
-    title = f"Simulated; the budget is {budget}/h"
-    numbers = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    ends = Table(box=None, padding=(0, 1, 0, 0))
-    numbers.add_column(HEAD[0], no_wrap=True)
-    for name in HEAD[1:]:
-        numbers.add_column(name, justify="right", no_wrap=True)
-    for name in ("strategy", "spent", "most over budget", "bound"):
-        ends.add_column(name, no_wrap=True)
-    ends.add_column("ended")
-    for r in results:
-        if r.problem:
-            ends.add_row(r.strategy, "-", "-", "-", r.problem, style="red")
-            continue
-        numbers.add_row(*cells(r))
-        ends.add_row(
-            r.strategy,
-            figures.usd(r.spent_usd),
-            figures.usd(r.overspend_usd),
-            figures.usd(r.overspend_bound_usd),
-            r.ended or "goes on",
-        )
-    return Group(numbers, Text(EQUAL_COST, style="dim"), "", ends)
-
-
-HEAD = (
-    "strategy", "samples/s", "at equal cost", "$/h", "$/1M", "plans", "idle", "lost", "redone",
-)  # fmt: skip
-
-
-def cells(r: Rehearsal) -> tuple[str, ...]:
-    """A row under ``HEAD``."""
-    duty = "" if r.duty_ratio == 1 else f" (x{r.duty_ratio:.2f})"
-    return (
-        r.strategy,
-        figures.number(r.samples_per_s),
-        f"{figures.number(r.samples_per_s_at_budget)}{duty}",
-        figures.usd(r.average_per_hour_usd),
-        f"${figures.number(r.usd_per_million_samples)}",
-        str(r.replans),
-        figures.percent(r.idle_ratio),
-        str(r.lost),
-        str(r.redone),
-    )
-
-
 def _traces(config: RunConfig) -> tuple[TraceEvent, ...]:
     speedup = config.emulation.billing_speedup
     events = emulated_trace(config.emulation.events, billing_speedup=speedup)
@@ -279,9 +239,3 @@ def _idle_ratio(records: Sequence[SlotRecord]) -> float:
     lengths_s = [end - start for start, end in pairwise(starts_s)]
     idle_s = fsum(s for s, r in zip(lengths_s, records, strict=True) if r.plan.is_idle)
     return idle_s / starts_s[-1] if starts_s[-1] else 0.0
-
-
-def _plain(result: Rehearsal) -> dict[str, Json]:
-    data = storage.to_json(result)
-    assert isinstance(data, dict)
-    return {key: value for key, value in data.items() if key not in ("problem", "points")}

@@ -6,7 +6,8 @@ from html import escape
 from orchestrator.config import RunConfig
 from orchestrator.reports import figures
 from orchestrator.reports.svg import Series, bar_chart, line_chart, page, table
-from orchestrator.whatif.rehearsal import EQUAL_COST, HEAD, Rehearsal, cells
+from orchestrator.whatif.rehearsal import Rehearsal
+from orchestrator.whatif.rehearsal_table import EQUAL_COST, HEAD, cells
 
 
 def rehearsal_page(config: RunConfig, results: Sequence[Rehearsal]) -> str:

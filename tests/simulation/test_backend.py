@@ -165,3 +165,26 @@ def test_work_resumes_with_apply_after_a_checkpoint() -> None:
     seen = backend.observe()
     assert seen.reports[0].step == 21
     assert seen.now_s == pytest.approx(21 * 0.48 + 10.0)
+
+
+def test_steps_since_the_checkpoint_are_done_again_when_their_only_copy_is_lost() -> None:
+    """20 steps of 0.48 s on A are gone at 10 s; B does them again before its first new one."""
+    backend = backend_of([TraceEvent(at_s=10.0, device="a-0", lost=True)])
+    backend.apply(run(ALONE))
+    assert backend.observe().next_step == 20
+    backend.apply(run(OTHER, pause_s=2.0))
+    reports = [r for _ in range(2) for r in backend.observe().reports]
+    assert reports[0].step == 20
+    assert reports[0].started_s == pytest.approx(10.0 + 2.0 + 20 * 0.48)
+    assert backend.num_redone == 20
+
+
+def test_nothing_is_done_again_where_another_group_holds_the_layers() -> None:
+    both = make_plan(make_group([A], [0, 4], [1, 1]), make_group([B], [0, 4], [1, 1]))
+    backend = backend_of([TraceEvent(at_s=10.0, device="a-0", lost=True)])
+    backend.apply(run(both))
+    step = backend.observe().next_step
+    backend.apply(run(OTHER, pause_s=2.0))
+    seen = backend.observe()
+    assert (seen.reports[0].step, seen.reports[0].started_s) == (step, 12.0)
+    assert backend.num_redone == 0

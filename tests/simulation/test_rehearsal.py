@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from orchestrator import storage
 from orchestrator.config import RunConfig
 from orchestrator.core.model import ModelProfile, profile_to_json
 from orchestrator.errors import ConfigError
-from orchestrator.whatif.rehearsal import rehearsal_data, rehearsal_table, rehearse
+from orchestrator.whatif.rehearsal import Comparison, rehearse
+from orchestrator.whatif.rehearsal_page import rehearsal_page
+from orchestrator.whatif.rehearsal_table import rehearsal_data, rehearsal_table
 from tests.unit.builders import make_profile
 
 CONFIG = """
@@ -111,3 +114,84 @@ def test_a_strategy_without_a_plan_is_named_and_the_others_go_on() -> None:
     console = Console(record=True, width=80)
     with console.capture():
         console.print(rehearsal_table(config, [result]))
+
+
+SCENARIO = """
+seed: 3
+losses: [{pool: fast, per_hour: 0.5, devices: [1, 2], return_after_hours: 1.0}]
+slowdowns: [{preset: node, pools: [fast, slow], per_hour: 0.5}, {preset: cluster}]
+environment:
+  slot_s: 1800
+  chains:
+    - name: price
+      levels:
+        usual: {next: {dear: 0.2}}
+        dear: {next: {usual: 0.3}, pools: [fast], price_ratio: 3.0}
+events: [{at_hour: 3, device: slow-0, speed_ratio: 0.4}]
+"""
+
+
+def told(tmp_path: Path, text: str = SCENARIO) -> Comparison:
+    (tmp_path / "scenario.yaml").write_text(text)
+    return Comparison(
+        RunConfig.parse(CONFIG), DAYS, ("cheapest", "do-nothing"), str(tmp_path / "scenario.yaml")
+    )
+
+
+def test_a_run_goes_on_without_the_devices_that_a_scenario_takes(tmp_path: Path) -> None:
+    joint, cheapest, nothing = told(tmp_path).run(a_profile())
+    assert joint.lost == cheapest.lost == nothing.lost > 0  # the same world for all
+    assert joint.ended == ""
+    assert joint.samples == 64 * joint.steps > 0
+    assert joint.overspend_usd <= joint.overspend_bound_usd
+    assert joint.samples > cheapest.samples > nothing.samples == 0
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+    assert told(tmp_path).run(a_profile()) == told(tmp_path).run(a_profile())
+
+
+def test_a_run_waits_for_its_first_device(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("3600000,add,a\n86400000,remove,a\n")
+    only = CONFIG.replace("    - {pool: slow, kind: t4, count: 1, price_per_hour: 0.36}\n", "")
+    text = f"preemptions: [{{pool: fast, path: {trace}, repeat: false}}]\n"
+    (tmp_path / "scenario.yaml").write_text(text)
+    found = Comparison(RunConfig.parse(only), DAYS, (), str(tmp_path / "scenario.yaml"))
+    (joint,) = found.run(a_profile())
+    assert joint.steps > 0
+    assert joint.points[1][1] == 0  # the first half hour brought nothing
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("weather: []", "'weather' is no section; write one of seed, environment"),
+        ("losses: [{pool: gone}]", "losses: 'devices' is missing"),
+        (
+            "losses: [{pool: gone, per_hour: 1, devices: [1, 2], return_after_hours: 1}]",
+            "losses: pool 'gone' is not on offer; write one of fast, slow",
+        ),
+        ("slowdowns: [{preset: rain}]", "slowdowns: preset 'rain'; write one of node"),
+        ("slowdowns: [{preset: node}]", "slowdowns: a slow-down touches devices or links"),
+        ("events: [{at_hour: 1, pool: fast, speed_ratio: 0}]", "speed_ratio is 0; it must be"),
+        ("preemptions: [{pool: fast, path: none.csv}]", "path 'none.csv' does not exist"),
+        ("environment: {chains: [{name: x, levels: {a: {next: {b: 1}}}}]}", "goes to 'b'"),
+        ("[]", "holds no keys"),
+    ],
+)
+def test_a_scenario_that_makes_no_sense_is_refused_with_the_mend(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        told(tmp_path, text)
+
+
+def test_rates_are_compared_at_equal_cost(tmp_path: Path) -> None:
+    results = told(tmp_path).run(a_profile())
+    dear = replace(results[0], spent_usd=2 * results[0].budget_usd)
+    assert dear.samples_per_s_at_budget == pytest.approx((results[0].samples_per_s or 0.0) / 2)
+    page = rehearsal_page(RunConfig.parse(CONFIG), [dear, *results[1:]])
+    assert "(x0.50)" in page
+    assert page.count("<svg") == 3
+    assert "duty-cycled" in page

@@ -71,6 +71,10 @@ def extra_groups(
     )
     for pool in pools:
         a, unit = sets[pool], units[pool]
+        newcomers = [*alone[pool], *spare[pool][:2]]
+        newcomers += [devices[0] for devices in copies[a]] if a is not None else []
+        if not scene.reaches(newcomers):
+            continue
         option = None
         if unit:
             team = make_team(alone[pool])
@@ -179,6 +183,22 @@ class _Scene:
                 for each, size in zip(self.table.sets, self.table.size, strict=True)
             ]
         )
+
+    def reaches(self, newcomers: Sequence[Device]) -> bool:
+        """Whether links are known from these to the plan's devices and to each other."""
+        cluster = self.cost.problem.cluster
+        there = [
+            cluster.device(stage.team.device_ids[0])
+            for each in self.table.sets
+            for stage in each.group.stages
+        ]
+        pairs = [(a, b) for a in newcomers for b in (*there, *newcomers)]
+        try:
+            for a, b in pairs:
+                cluster.link(a, b), cluster.link(b, a)
+        except ValueError:
+            return False
+        return True
 
     def option(self, teams: Sequence[Team], *, replicated: bool = True) -> Option | None:
         """What a chain of these teams does best beside the plan; None when it does not fit."""

@@ -184,6 +184,12 @@ def test_kind_measured_in_teams_only_is_added_as_a_team(max_team: int) -> None:
         assert worth_of["pair"] == pytest.approx(worth_of["fast"] / 2, rel=1e-3)
 
 
+def test_device_that_no_link_leads_to_has_no_worth() -> None:
+    (device,) = pools({"fast": 1})
+    problem = a_problem(make_cluster([device], links=()))
+    assert values_of(problem, dealt(problem, [device])).devices == ()
+
+
 def test_worth_of_a_microbatch_is_what_a_larger_batch_brings() -> None:
     devices = pools({"fast": 2})
     cluster = make_cluster(devices, bandwidth_bytes_per_s=1e8)  # a sum of 4 s a step

@@ -227,10 +227,9 @@ class GroupModel:
     ) -> tuple[Stage, ...]:
         """The same stages with K_s set.
 
-        1F1B: K_s = S - s, or up to 2 (S - s) - 1 behind links that take more than a tenth of
-        the longest stage, as far as memory allows; the last stage keeps 1, and K_s falls from
-        stage to stage: two that hold as many would wait for each other at every microbatch.
-        GPipe: all microbatches.
+        1F1B: what the shortest period needs (``best_inflight``), and where memory and that period
+        allow at least S - s, or 2 (S - s) - 1 behind links that take more than a tenth of the
+        longest stage. GPipe: all microbatches.
         """
         longest = MOST_INFLIGHT_RATIO * len(stages)  # no stage holds more, whatever the share
         count = num_microbatches if schedule == "gpipe" else min(num_microbatches, longest)

@@ -4,7 +4,7 @@ Shape letters: G groups.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import inf
 from typing import NamedTuple
@@ -40,10 +40,15 @@ class Option:
 
 
 class _Form(NamedTuple):
-    """An option of every chain of alike teams."""
+    """An option of every chain of alike teams: its stages without their teams."""
 
-    cuts: tuple[int, ...]  # 0 and L included
-    size: int
+    ranges: tuple[tuple[int, int, int], ...]  # first layer, end layer, K_s
+    option: Option
+
+    def on(self, teams: Sequence[Team]) -> Option:
+        """The same on these teams."""
+        stages = tuple([Stage(t, *one) for t, one in zip(teams, self.ranges, strict=True)])
+        return replace(self.option, stages=stages)
 
 
 class Curves:
@@ -59,6 +64,7 @@ class Curves:
         self.sizes = microbatch_sizes(problem.microbatch_samples)
         self._options: dict[tuple[tuple[Team, ...], str, bool], tuple[Option, ...]] = {}
         self._forms: dict[tuple[object, ...], tuple[_Form, ...]] = before._forms if before else {}
+        self._most: dict[tuple[object, ...], float] = before._most if before else {}
 
     def of(self, teams: tuple[Team, ...], schedule: str, *, replicated: bool) -> tuple[Option, ...]:
         """Cuts and sizes that no other option beats at every share; () when none fits."""
@@ -73,20 +79,16 @@ class Curves:
     ) -> tuple[Option, ...]:
         key = (self._cost.chain_key(teams), schedule, replicated)
         forms = self._forms.get(key)
-        known = forms is not None
-        if forms is None:
-            every = self._cuts(teams, schedule)
-            forms = tuple(_Form(*one) for one in product(every, self.sizes))
+        if forms is not None:
+            return tuple([form.on(teams) for form in forms])
         options = [
-            self.sized(_stages(teams, form.cuts), form.size, schedule, replicated=replicated)
-            for form in forms
+            self.sized(_stages(teams, cuts), size, schedule, replicated=replicated)
+            for cuts, size in product(self._cuts(teams, schedule)[1], self.sizes)
         ]
-        if known:
-            return tuple(option for option in options if option)
         kept = _envelope([option for option in options if option])
         self._forms[key] = tuple(
-            _Form((0, *(stage.end_layer for stage in option.stages)), option.microbatch)
-            for option in kept
+            _Form(tuple((s.first_layer, s.end_layer, s.inflight) for s in o.stages), o)
+            for o in kept
         )
         return kept
 
@@ -108,10 +110,32 @@ class Curves:
             most_samples=size * curve.max_microbatches,
         )
 
-    def _cuts(self, teams: tuple[Team, ...], schedule: str) -> tuple[tuple[int, ...], ...]:
-        """Those of dynamic programming at the largest microbatch that fits."""
-        found = (cut_options(self._cost, teams, size, schedule) for size in self.sizes)
-        return next((cuts for cuts in found if cuts), ())
+    def most_samples_per_s(self, teams: tuple[Team, ...], schedule: str) -> float:
+        """About what the busiest stage allows, by the cut that loads it least; 0: nothing fits."""
+        key = (self._cost.chain_key(teams), schedule)
+        found = self._most.get(key)
+        if found is None:
+            size, every = self._cuts(teams, schedule)
+            found = self._most[key] = max(
+                (size / self._busiest_s(teams, cuts, size) for cuts in every), default=0.0
+            )
+        return found
+
+    def _busiest_s(self, teams: Sequence[Team], cuts: Sequence[int], size: int) -> float:
+        seconds = (
+            self._cost.stage_seconds(team, first, end, size)
+            for team, (first, end) in zip(teams, pairwise(cuts), strict=True)
+        )
+        return max(map(sum, seconds))
+
+    def _cuts(
+        self, teams: tuple[Team, ...], schedule: str
+    ) -> tuple[int, tuple[tuple[int, ...], ...]]:
+        """The largest microbatch that fits, and the cuts of dynamic programming for it."""
+        for size in self.sizes:
+            if found := cut_options(self._cost, teams, size, schedule):
+                return size, found
+        return 1, ()
 
 
 def _stages(teams: Sequence[Team], cuts: Sequence[int]) -> tuple[Stage, ...]:

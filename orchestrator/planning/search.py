@@ -15,7 +15,7 @@ NUM_RUNS = 2
 NUM_POLISHED = 8
 """First guesses, best first, that are polished to find where to climb from."""
 
-NUM_KICKS = 12
+NUM_KICKS = 8
 NUM_WARM_KICKS = 4
 """Kicks of a climb: from first guesses, and from the plan that an earlier search found."""
 
@@ -174,14 +174,18 @@ class Search:
         return self._weight * estimate.samples_per_s - self._backlog_usd * estimate.cost_usd_per_s
 
     def _promises(self, state: State, score: float) -> bool:
-        """Whether a state may score more: by the devices' speed alone, then by its pipelines."""
+        """Whether a state may score more: by its devices, busiest stages, then whole pipelines."""
         if self._most(state) <= score:
             return False
-        used = self._evaluator.space.used(state)
-        least_s = self._evaluator.least_s(state)
-        prices = sum(n * self._price[team] for team, n in used)
-        worth = self._weight * self._batch / least_s
-        return self._idle_score + HOPE_FACTOR * worth - self._backlog_usd * prices > score
+        prices = sum(n * self._price[team] for team, n in self._evaluator.space.used(state))
+
+        def may_score(samples_per_s: float) -> bool:
+            worth = HOPE_FACTOR * self._weight * samples_per_s
+            return self._idle_score + worth - self._backlog_usd * prices > score
+
+        return may_score(self._evaluator.most_samples_per_s(state)) and may_score(
+            self._batch / self._evaluator.least_s(state)
+        )
 
     def _look(self, state: State) -> Trial | None:
         """The best trial of a state, polished when it comes near the best of all.

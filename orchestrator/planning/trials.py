@@ -230,6 +230,16 @@ class Evaluator:
 
     # Cuts and shares -----------------------------------------------------------------
 
+    def most_samples_per_s(self, state: State) -> float:
+        """About what the busiest stages of a state allow at most."""
+        return max(
+            sum(
+                chain.num_groups * self._curves.most_samples_per_s(chain.teams, schedule)
+                for chain in self.space.chains(state)
+            )
+            for schedule in self._schedules
+        )
+
     def least_s(self, state: State) -> float:
         """About the least step time: pipelines alone, shares not whole; infinite when none fits."""
         return min((self._choice(state, schedule)[0] for schedule in self._schedules), default=inf)

@@ -5,7 +5,7 @@ Shape letters: G groups.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -83,7 +83,8 @@ class Curves:
             return tuple([form.on(teams) for form in forms])
         options = [
             self.sized(_stages(teams, cuts), size, schedule, replicated=replicated)
-            for cuts, size in product(self._cuts(teams, schedule)[1], self.sizes)
+            for size in self.sizes
+            for cuts in _few(cut_options(self._cost, teams, size, schedule))
         ]
         kept = _envelope([option for option in options if option])
         self._forms[key] = tuple(
@@ -111,13 +112,17 @@ class Curves:
         )
 
     def most_samples_per_s(self, teams: tuple[Team, ...], schedule: str) -> float:
-        """About what the busiest stage allows, by the cut that loads it least; 0: nothing fits."""
+        """About what the busiest stage allows, cut to last least; 0: nothing fits."""
         key = (self._cost.chain_key(teams), schedule)
         found = self._most.get(key)
         if found is None:
-            size, every = self._cuts(teams, schedule)
             found = self._most[key] = max(
-                (size / self._busiest_s(teams, cuts, size) for cuts in every), default=0.0
+                (
+                    size / self._busiest_s(teams, cuts, size)
+                    for size in self.sizes
+                    for cuts in cut_options(self._cost, teams, size, schedule)[:1]
+                ),
+                default=0.0,
             )
         return found
 
@@ -128,14 +133,10 @@ class Curves:
         )
         return max(map(sum, seconds))
 
-    def _cuts(
-        self, teams: tuple[Team, ...], schedule: str
-    ) -> tuple[int, tuple[tuple[int, ...], ...]]:
-        """The largest microbatch that fits, and the cuts of dynamic programming for it."""
-        for size in self.sizes:
-            if found := cut_options(self._cost, teams, size, schedule):
-                return size, found
-        return 1, ()
+
+def _few(cuts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The shortest period, the least time in all, and one between; polish finds the others."""
+    return list(dict.fromkeys(cuts[i] for i in (0, len(cuts) // 2, len(cuts) - 1))) if cuts else []
 
 
 def _stages(teams: Sequence[Team], cuts: Sequence[int]) -> tuple[Stage, ...]:

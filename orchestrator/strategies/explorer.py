@@ -57,7 +57,7 @@ class _Level:
 
 
 LEVELS = (
-    _Level(10, inf, lambda problem: replace(problem, cluster=binned(problem.cluster)), class_space),
+    _Level(1, inf, lambda problem: replace(problem, cluster=binned(problem.cluster)), class_space),
     _Level(1, 32, lambda problem: problem, device_space),
 )
 """Neither is safe alone in the middle: there both run (docs/model.md, section 5.4), the coarse one
@@ -71,11 +71,15 @@ class Explorer:
         self._evaluators: dict[_Level, Evaluator] = {}
 
     def _evaluator(self, level: _Level, problem: PlanningProblem) -> Evaluator:
-        """The one of the last slot when the cluster is in the same state, else a new one."""
+        """The one of the last slot when the cluster is in the same state, else a new one.
+
+        What is known of teams is kept, and shared between the levels.
+        """
         known, problem = self._evaluators.get(level), level.prepare(problem)
         if known is None or not known.serves(problem):
             repriced = known.repriced(problem) if known else None
-            self._evaluators[level] = repriced or Evaluator(problem, level.make_space, known)
+            before = known or next(iter(self._evaluators.values()), None)
+            self._evaluators[level] = repriced or Evaluator(problem, level.make_space, before)
         return self._evaluators[level]
 
     def seen(self, problem: PlanningProblem) -> list[Trial]:
@@ -107,13 +111,15 @@ class Explorer:
         others: list[Trial] = []
         spread, lacking = _spread(problem)
         for start in (problem.incumbent, *([] if lacking else [spread])):
+            plans = [start]
             for level in _levels(problem):
                 evaluator = self._evaluator(level, problem)
                 search = Search(evaluator, weight, backlog_usd, out_of_time)
-                starts = _starts(evaluator.space, start)
+                starts = _starts(evaluator.space, plans)
                 best = search.finalists(starts, problem.seed, NUM_RETIMED)
                 finalists += best
-                others += _others(evaluator, search, {trial.state for trial in best})
+                others = _others(evaluator, search, {trial.state for trial in best})
+                plans += [_as_plan(trial) for trial in best[:1]]  # a finer level goes on from it
             if finalists:
                 break
         if not finalists:
@@ -176,9 +182,14 @@ def idle_candidate(cost: CostModel) -> Candidate:
     return Candidate(plan, IDLE_ESTIMATE, cost.score(IDLE_ESTIMATE))
 
 
-def _starts(space: Space, incumbent: Plan | None) -> list[State]:
-    state = space.of_plan(incumbent) if incumbent and not incumbent.is_idle else None
-    return [] if state is None else [state]
+def _starts(space: Space, plans: Iterable[Plan | None]) -> list[State]:
+    states = [space.of_plan(plan) for plan in plans if plan and not plan.is_idle]
+    return [state for state in states if state is not None]
+
+
+def _as_plan(trial: Trial) -> Plan | None:
+    groups = trial.space.placed(trial, None)
+    return Plan(0, trial.schedule, groups) if groups else None
 
 
 def _spread(problem: PlanningProblem) -> tuple[Plan, str | None]:

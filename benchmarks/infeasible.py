@@ -14,6 +14,8 @@ from orchestrator.simulation.environments import IntArray
 from orchestrator.simulation.table import run_table
 
 TAU_RELAXATIONS = 16.0
+SHORT_SLOTS, LONG_SLOTS = 3 * 1440, 20 * 1440
+NEVER_WINDOWS = 99.0
 IMPOSSIBLE, POSSIBLE = 1.05, 0.98
 """Progress floors, in units of the most that the budget buys on the path."""
 
@@ -61,19 +63,25 @@ def watch(setting: Setting, state_T: IntArray, floor_ratio: float) -> Watch:
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Figure 18 of docs/model.md, section 10."""
+    """Figure 18 of docs/model.md, section 10.
+
+    How soon the alarm fires is seen on short paths, how often it is wrong on long ones.
+    """
     setting, rng = reference_setting(), np.random.default_rng(options.seed)
-    num_paths, num_slots = (8, 28_800) if options.quick else (30, 57_600)
+    scale = 1 if options.quick else 5
     rows: list[dict[str, object]] = []
-    for path in range(num_paths):
-        state_T = setting.world.environment.walk(num_slots, rng)
-        for ratio in (IMPOSSIBLE, POSSIBLE):
+    for ratio, num_paths, num_slots in (
+        (IMPOSSIBLE, 30 * scale, SHORT_SLOTS),
+        (POSSIBLE, 8 * scale, LONG_SLOTS),
+    ):
+        for _ in range(num_paths):
+            state_T = setting.world.environment.walk(num_slots, rng)
             seen = watch(setting, state_T, ratio)
             rows.append(
                 {
-                    "path": path,
                     "floor_ratio": ratio,
-                    "first_alarm_windows": seen.first_windows,
+                    "slots": num_slots,
+                    "first_alarm_windows": min(seen.first_windows, NEVER_WINDOWS),
                     "alarm_share_pct": 100.0 * seen.share,
                 }
             )
@@ -81,19 +89,16 @@ def run(options: argparse.Namespace) -> Result:
     def column(ratio: float, name: str) -> list[float]:
         return [float(str(row[name])) for row in rows if row["floor_ratio"] == ratio]
 
+    first = column(IMPOSSIBLE, "first_alarm_windows")
     figures = (
-        Figure(
-            "first_alarm_windows",
-            float(np.median(column(IMPOSSIBLE, "first_alarm_windows"))),
-            "windows",
-            "<= 1",
-        ),
+        Figure("first_alarm_windows", float(np.median(first)), "windows", "<= 1"),
+        Figure("first_within_one_pct", 100.0 * float(np.mean(np.array(first) <= 1.0)), "%"),
         Figure("alarm_share_1p05_pct", float(np.mean(column(IMPOSSIBLE, "alarm_share_pct"))), "%"),
         Figure(
             "false_share_0p98_pct", float(np.mean(column(POSSIBLE, "alarm_share_pct"))), "%", "<= 5"
         ),
     )
-    return Result(figures, tuple(rows[:16]))
+    return Result(figures, tuple(rows[:8] + rows[-8:]))
 
 
 if __name__ == "__main__":

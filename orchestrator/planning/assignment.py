@@ -15,7 +15,11 @@ from orchestrator.planning.slot_table import SlotTable, slot_table
 from orchestrator.planning.waterfill import as_microbatches
 
 MAX_CANDIDATES = 4
-"""Best running candidates that take part: the solver's time grows with their number."""
+"""Best running candidates that take part, of those that obey the rows and of those that might
+with other shares: the solver's time grows with their number."""
+
+LEAST_OBEDIENT = 2
+"""Of those that obey already; the best of them is the mark to beat, so few need take part."""
 
 PRICE_BIN = 0.03
 """Of the price of money, as a logarithm (docs/model.md, section 9)."""
@@ -79,9 +83,7 @@ class SlotAssignment:
         idle = next(c for c in candidates if c.plan.is_idle)
         ranked = sorted((c for c in candidates if not c.plan.is_idle), key=score, reverse=True)
         obedient = [c for c in ranked if broken(cost, rows, c) is None]
-        # Others may obey with other shares, but what obeys already must not miss its place.
-        entered = [*obedient[:MAX_CANDIDATES], *(c for c in ranked if c not in obedient)]
-        pairs = [(c, slot_table(cost, c, rows)) for c in entered[:MAX_CANDIDATES]]
+        pairs = [(c, slot_table(cost, c, rows)) for c in _entered(ranked, obedient)]
         filled = (_filled(cost, *pair) for pair in pairs)
         obedient += [c for c in filled if c and broken(cost, rows, c) is None]
         best = max(obedient, key=score, default=None)
@@ -141,6 +143,13 @@ class SlotAssignment:
         if shape not in self._programs:
             self._programs[shape] = SlotProgram(*shape)
         return self._programs[shape]
+
+
+def _entered(ranked: Sequence[Candidate], obedient: Sequence[Candidate]) -> list[Candidate]:
+    """Who takes part."""
+    known = set(map(id, obedient))
+    others = [c for c in ranked if id(c) not in known][:MAX_CANDIDATES]
+    return [*obedient[: max(LEAST_OBEDIENT, MAX_CANDIDATES - len(others))], *others]
 
 
 def _scene(cost: CostModel, best: Candidate, rows: Sequence[Row]) -> tuple[object, ...]:

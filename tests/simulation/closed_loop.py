@@ -91,6 +91,7 @@ def rehearsal(  # noqa: PLR0913 - a builder names every choice
     state: ControlState | None = None,
     backend: SimulatedBackend | None = None,
     stopwatch: Callable[[], float] = lambda: 0.0,
+    price_max_age_s: float | None = None,
 ) -> Rehearsal:
     """The demo cluster under a budget; ``state`` and ``backend`` continue an earlier one."""
     cluster, model = cluster or demo_cluster(), demo_model()
@@ -122,6 +123,7 @@ def rehearsal(  # noqa: PLR0913 - a builder names every choice
             budget=budget,
             control=control,
             billing_speedup=billing_speedup,
+            price_max_age_s=price_max_age_s,
             num_steps=num_steps,
             num_samples=num_samples,
         ),

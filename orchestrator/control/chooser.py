@@ -98,7 +98,8 @@ class Chooser:
         found: tuple[Candidate, ...] = ()
         fallbacks = []
         if not go_on or incumbent_estimate(CostModel(problem), self.rows) is None:
-            out_of_time = self._deadline()
+            # Where limits bind, a second search must know them: half of the time is its.
+            out_of_time = self._deadline(0.5 if self.rows else 1.0)
             found = self._search(problem, out_of_time)
             if out_of_time():
                 fallbacks.append(
@@ -114,7 +115,7 @@ class Chooser:
         cost = CostModel(problem)
         obedient, solved = self._within_rows(cost, found)
         if self.strategy.deals_shares and is_held_back(cost, found, obedient):
-            found += search_within(self._propose, cost, self.rows, found, self._deadline())
+            found += self._priced(cost, found)
             obedient, solved = self._within_rows(cost, found)
         if solved and solved.fallback:
             fallbacks.append(solved.fallback)
@@ -161,6 +162,15 @@ class Chooser:
 
     def _propose(self, problem: PlanningProblem) -> tuple[Candidate, ...]:
         return self.strategy.propose(problem, out_of_time=self._deadline())
+
+    def _priced(self, cost: CostModel, found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        """What searches find that are told of the limits, in the time that is left."""
+        out_of_time = self._deadline(0.5)
+
+        def propose(problem: PlanningProblem) -> tuple[Candidate, ...]:
+            return self.strategy.propose(problem, out_of_time=out_of_time)
+
+        return search_within(propose, cost, self.rows, found, out_of_time)
 
     def _within_rows(
         self, cost: CostModel, found: Sequence[Candidate]
@@ -216,8 +226,8 @@ class Chooser:
         reason = f"user_rows_infeasible: the plan that comes nearest to the limits breaks {nearest}"
         return replace(decision, reason=reason)
 
-    def _deadline(self) -> Callable[[], bool]:
-        end_s = self.stopwatch() + self.control.plan_deadline_s
+    def _deadline(self, part: float = 1.0) -> Callable[[], bool]:
+        end_s = self.stopwatch() + part * self.control.plan_deadline_s
         return lambda: self.stopwatch() > end_s
 
 

@@ -98,13 +98,14 @@ class SlotProgram:
         """Candidate index and microbatches of its sets of the best J above ``floor``.
 
         None when there is none. Dinkelbach: J is a ratio; with J itself as the price of time
-        the best ratio scores 0.
+        the best ratio scores 0. The limit is that of all rounds together; what was found before it
+        passed stands.
 
         Raises:
             SolverError: If the solver gave no answer within its limit.
         """
         unit_s = self._fill(tables, rows)
-        found, score = None, floor
+        found, score, left_s = None, floor, time_limit_s
         for _ in range(MAX_ROUNDS):
             # A hair of price keeps T at the end of a group when time is worth nothing.
             self._time_price.value = self._column(
@@ -113,9 +114,15 @@ class SlotProgram:
                     for t in tables
                 ]
             )
-            answer = self._answer(tables, time_limit_s)
+            try:
+                answer = self._answer(tables, left_s)
+            except SolverError:
+                if found is None:
+                    raise
+                break
             if answer is None:
                 break
+            left_s = max(0.0, left_s - (self._problem.solver_stats.solve_time or 0.0))
             reached = tables[answer[0]].score(answer[1])
             if reached <= score + GAIN_TOLERANCE * abs(score):
                 break

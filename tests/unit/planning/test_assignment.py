@@ -9,6 +9,7 @@ from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
 from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.planning.constraints import broken, make_rows
 from orchestrator.planning.cost import CostModel
+from orchestrator.planning.event import retime
 from orchestrator.planning.program import SlotProgram
 from orchestrator.planning.queues import LimitOptions
 from orchestrator.planning.slot_table import slot_table
@@ -175,6 +176,52 @@ def test_least_share_moves_samples_to_the_pool() -> None:
     solved = SlotAssignment(5.0).solve(problem, (both, IDLE), rows)
     assert [g.num_samples for g in solved.candidate.plan.groups] == [6, 2]
     assert broken(CostModel(problem), rows, solved.candidate) is None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_under_rows_the_shares_are_the_best_of_all_that_obey(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names = ("a", "b", "c", "d")
+    devices = [
+        make_device(f"{name}-0", zone="z1" if name < "c" else "z2", kind=name) for name in names
+    ]
+    prices = {name: float(rng.uniform(5e-4, 2e-3)) for name in names}
+    cluster = make_cluster(devices, price_usd_per_s=prices, egress_usd_per_byte=2e-9)
+    profile = make_profile(
+        {name: [float(rng.uniform(0.005, 0.03))] * 4 for name in names}, boundary_bytes=2e4
+    )
+    problem = make_problem(cluster, profile, batch_samples=12)
+    problem = replace(problem, backlog_usd=float(rng.uniform(0, 3e3)))
+    chains = ([devices[0], devices[2]], [devices[1]], [devices[3]])
+    cuts = ((0, 2, 4), (0, 4), (0, 4))
+    rows = make_rows(
+        [
+            LimitOptions(
+                pool=str(rng.choice(["a", "b", "d"])), min_share=float(rng.uniform(0, 0.6))
+            ),
+            LimitOptions(egress=True, max_per_hour_usd=float(rng.uniform(0.5, 6))),
+            LimitOptions(zone="z2", max_per_hour_usd=3600 * (prices["c"] + prices["d"] + 2e-4)),
+        ]
+    )
+    cost = CostModel(problem)
+
+    def dealt(counts: Sequence[int]) -> Candidate:
+        groups = [
+            make_group(chain, cut, (1,) * n)
+            for chain, cut, n in zip(chains, cuts, counts, strict=True)
+        ]
+        plan = make_plan(*groups)
+        estimate = retime(cost, plan.groups, plan.schedule)
+        return Candidate(plan, estimate, cost.score(estimate))
+
+    every = [dealt((x, y, 12 - x - y)) for x in range(1, 11) for y in range(1, 12 - x)]
+    scores = [c.score for c in every if broken(cost, rows, c) is None]
+    solved = SlotAssignment(5.0).solve(problem, (every[0], IDLE), rows).candidate
+    if not scores:
+        assert solved.plan.is_idle
+    else:
+        assert solved.score == pytest.approx(max(scores), rel=1e-9)
+        assert broken(cost, rows, solved) is None
 
 
 def test_miss_of_the_time_limit_falls_back_to_what_obeys_and_says_so() -> None:

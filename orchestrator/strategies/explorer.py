@@ -117,7 +117,9 @@ class Explorer:
                 search = Search(evaluator, weight, backlog_usd, out_of_time)
                 starts = _starts(evaluator.space, plans)
                 best = search.finalists(starts, problem.seed, NUM_RETIMED)
-                finalists += best
+                reached = max(map(search.score, best), default=-inf)
+                # A finer level leaves layers where they are; a coarser plan must be better.
+                finalists = [*(t for t in finalists if search.score(t) > reached), *best]
                 others = _others(evaluator, search, {trial.state for trial in best})
                 plans += [_as_plan(trial) for trial in best[:1]]  # a finer level goes on from it
             if finalists:

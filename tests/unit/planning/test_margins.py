@@ -6,9 +6,9 @@ import pytest
 from orchestrator.core.cluster import ClusterState, Device
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import Candidate, PlanningProblem
-from orchestrator.planning.constraints import make_rows
+from orchestrator.planning.constraints import Row, make_rows
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.margins import MarginalValues, marginal_values
+from orchestrator.planning.margins import DeviceWorth, MarginalValues, marginal_values
 from orchestrator.planning.queues import LimitOptions
 from orchestrator.planning.waterfill import water_fill
 from tests.unit.builders import (
@@ -236,6 +236,34 @@ def test_share_that_binds_costs_what_a_little_more_of_it_costs() -> None:
         prices.append(price)
     slope = (rates[1] - rates[0]) / 0.005
     assert prices[0] < slope < prices[1] < 0  # convex: the price at either end brackets it
+
+
+def test_values_have_names_and_units_of_the_users_files() -> None:
+    """One second of the run billed as a minute: a dollar per second is 60 dollars per hour."""
+    found = MarginalValues(
+        price_of_money_samples_per_usd=120.0,
+        microbatch_samples_per_s=0.5,
+        devices=(
+            DeviceWorth("a", 0.1, 6.0, break_even_usd_per_s=0.05, same_cost_usd_per_s=0.02),
+            DeviceWorth("b", 0.1, 6.0, break_even_usd_per_s=None, same_cost_usd_per_s=0.02),
+        ),
+        limits=((Row("zone", "z2", 1.0), 30.0), (Row("share", "a", 0.5), -4.0)),
+    )
+    assert dict(found.named(60.0)) == pytest.approx(
+        {
+            "budget_samples_per_s": 2.0,
+            "microbatch_samples_per_s": 0.5,
+            "device_samples_per_s.a": 6.0,
+            "device_break_even_per_hour_usd.a": 3.0,
+            "device_same_cost_per_hour_usd.a": 1.2,
+            "device_samples_per_s.b": 6.0,
+            "device_same_cost_per_hour_usd.b": 1.2,
+            "zone_samples_per_s.z2": 0.5,
+            "share_samples_per_s.a": -0.04,
+        }
+    )
+    dearer = found.at(240.0)
+    assert [d.break_even_usd_per_s for d in dearer.devices] == [6.0 / 240.0] * 2
 
 
 def test_limit_that_does_not_bind_has_no_price() -> None:

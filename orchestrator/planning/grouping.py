@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from orchestrator.core.plan import Group, Plan
-from orchestrator.planning.roster import Chain, Grouping, Roster
+from orchestrator.planning.roster import Chain, Grouping, Roster, dealt_out
 from orchestrator.planning.trials import ChainSet, Trial
 
 MAX_NEIGHBOURS = 150
@@ -26,6 +26,8 @@ class DeviceSpace:
     def seeds(self, seconds_per_sample: Sequence[float]) -> list[Grouping]:
         """Data parallel on the fastest devices, chains, single devices, whole nodes as teams.
 
+        Also several chains of about equal speed.
+
         Args:
             seconds_per_sample: Of the whole model on each team of the roster.
         """
@@ -38,6 +40,7 @@ class DeviceSpace:
         found += [(tuple(chain),) for chain in zones.values()]
         found += [tuple((d,) for d in fastest[:count]) for count in range(num_devices, 0, -1)]
         found += [((d,),) for d in fastest]
+        found += [tuple(dealt_out(fastest, count)) for count in range(2, num_devices // 2 + 1)]
         found += self._team_seeds(seconds_per_sample)
         return list(dict.fromkeys(roster.canonical(guess) for guess in found))
 

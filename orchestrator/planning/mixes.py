@@ -1,10 +1,12 @@
 """Class by class: which mixes of templates the search starts from, and moves to."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 
 import numpy as np
 
+from orchestrator.planning.roster import dealt_out
 from orchestrator.planning.stock import Mix, Stock, Template, make_mix
 
 SHARES = ((1.0, 80), (0.25, 40), (0.0, 30))
@@ -37,6 +39,11 @@ def seeds(stock: Stock, seconds_per_sample: Sequence[float]) -> list[Mix]:
         ]
         found += [make_mix(dict(chosen[:k])) for k in range(len(chosen), 0, -1)]
     found += [_filled(stock, template, fastest) for template in _across(stock, fastest)]
+    devices = [c for c in fastest for _ in range(stock.classes[c].num_devices)]
+    for depth in DEPTHS[1:]:
+        if num_groups := len(devices) // depth:
+            chains = (tuple((c, 1) for c in hand) for hand in dealt_out(devices, num_groups))
+            found.append(make_mix(Counter(chains)))
     return [mix for mix in dict.fromkeys(found) if mix and stock.fits(mix)]
 
 

@@ -237,3 +237,12 @@ def _special_nodes(cluster: ClusterState) -> set[str]:
         if link.source != link.target and {link.source, link.target} <= nodes
         for end in (link.source, link.target)
     }
+
+
+def dealt_out(order: Sequence[int], num_hands: int) -> list[tuple[int, ...]]:
+    """Hands of about equal worth: dealt from the best on, to and fro."""
+    hands: list[list[int]] = [[] for _ in range(num_hands)]
+    for i, card in enumerate(order):
+        turn, place = divmod(i, num_hands)
+        hands[num_hands - 1 - place if turn % 2 else place].append(card)
+    return [tuple(hand) for hand in hands]

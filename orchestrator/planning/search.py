@@ -195,18 +195,21 @@ class Search:
         """
         if state in self._known:
             return self._known[state]
-        trial = max(self._evaluator.trials(state), key=self.score, default=None)
-        if trial:
-            best = self._best
-            if best is None or self._may_beat(trial, best):
+        polished = self._evaluator.polished
+        best, trial = self._best, polished.get(state)
+        if trial is None:
+            trial = max(self._evaluator.trials(state), key=self.score, default=None)
+            if trial and (best is None or self._may_beat(trial, best)):
                 trial = self._ascend(trial, self._evaluator.recuts, self._evaluator.estimate)
                 if best is None or self.score(trial) >= self.score(best) - self._margin(trial):
-                    trial = self.polish(trial, self._evaluator.estimate)
-                if best is None or self.score(trial) > self.score(best):
-                    trial = self._exact(trial)
+                    trial = polished[state] = self.polish(trial, self._evaluator.estimate)
                 self._elite[state] = trial
-            if best is None or self.score(trial) > self.score(best):
-                self._best = trial
+        if trial and (best is None or self.score(trial) > self.score(best)):
+            trial = self._exact(trial)
+        if trial and (best is None or self.score(trial) > self.score(best)):
+            self._best = trial
+        if trial and (state in polished or state in self._elite):
+            self._elite[state] = trial
         self._known[state] = trial
         return trial
 

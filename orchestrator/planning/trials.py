@@ -116,6 +116,9 @@ class Evaluator:
         self._choices: dict[tuple[State, str], tuple[float, list[Option]]] = {}
         self._trials: dict[State, tuple[Trial, ...]] = {}
         self._old_prices: dict[State, tuple[Trial, ...]] = {}
+        self.polished: dict[State, Trial] = {}
+        """States with their best boundaries, sizes and shares, whatever V and Q found them:
+        on the same devices the faster plan is the better one but for egress."""
         self.seconds_per_sample = [self._seconds_per_sample(team) for team in self.space.teams]
         """Of the whole model on each team of the space, at its best microbatch size."""
 
@@ -147,6 +150,7 @@ class Evaluator:
         other.cost, other.space = cost, space
         other._curves = Curves(cost, self._curves)
         other._trials, other._old_prices = {}, {**self._old_prices, **self._trials}
+        other.polished = {}
         return other
 
     def trials(self, state: State) -> tuple[Trial, ...]:

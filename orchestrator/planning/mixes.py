@@ -75,15 +75,16 @@ def _side_by_side(sizes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
 
 
 def _filled(stock: Stock, template: Template, fastest: Sequence[int]) -> Mix:
-    """As many groups of a template as fit, and whole nodes as chains of what is left."""
+    """As many groups of a template as fit, and chains over the nodes that are left untouched."""
     if not stock.most(template):
         return ()
-    found = make_mix({template: stock.most(template)})
+    found = {template: stock.most(template)}
+    needed = stock.num_nodes(make_mix(found))
     for c in fastest:
         alone = ((c, 1),) * stock.classes[c].node_size
-        if more := stock.room(found, alone):
-            found = make_mix({**dict(found), alone: more + dict(found).get(alone, 0)})
-    return found
+        if left := len(stock.classes[c].nodes) - needed.get(c, 0):
+            found[alone] = found.get(alone, 0) + left
+    return make_mix(found)
 
 
 def near(stock: Stock, state: Mix, longest: int, rng: np.random.Generator) -> Iterator[Mix]:

@@ -42,6 +42,7 @@ class Stock:
         self.pieces = [(c, size) for c, one in enumerate(classes) for size in one.sizes]
         self.index_of = {piece: index for index, piece in enumerate(self.pieces)}
         self._most: dict[Template, int] = {}
+        self._devices: dict[Template, tuple[tuple[int, int], ...]] = {}
 
     def parts(self, template: Template) -> list[tuple[int, list[int]]]:
         """Class and team sizes of every part of a group that lies on one node, in order."""
@@ -54,25 +55,41 @@ class Stock:
                 found.append((c, [size]))
         return found
 
+    def num_nodes(self, mix: Mix) -> dict[int, int]:
+        """Nodes of every class that the groups of a mix need."""
+        parts: dict[int, dict[int, int]] = {}
+        for template, count in mix:
+            for c, devices in self._sums(template):
+                sizes = parts.setdefault(c, {})
+                sizes[devices] = sizes.get(devices, 0) + count
+        return {c: num_nodes(sizes, self.classes[c].node_size) for c, sizes in parts.items()}
+
+    def _sums(self, template: Template) -> tuple[tuple[int, int], ...]:
+        """Class and devices of every part."""
+        found = self._devices.get(template)
+        if found is None:
+            found = tuple((c, sum(sizes)) for c, sizes in self.parts(template))
+            self._devices[template] = found
+        return found
+
     def fits(self, mix: Mix) -> bool:
         """Whether the nodes hold all groups."""
-        parts: dict[int, Counter[int]] = {}
-        for template, count in mix:
-            for c, sizes in self.parts(template):
-                parts.setdefault(c, Counter())[sum(sizes)] += count
-        return all(
-            num_nodes(sizes, self.classes[c].node_size) <= len(self.classes[c].nodes)
-            for c, sizes in parts.items()
-        )
+        return all(n <= len(self.classes[c].nodes) for c, n in self.num_nodes(mix).items())
 
     def most(self, template: Template) -> int:
         """Most groups of one template alone."""
         if template not in self._most:
             self._most[template] = self._last_that_fits(
-                sum(one.num_devices for one in self.classes),
-                lambda count: ((template, count),),
+                self._most_by_number(template), lambda count: ((template, count),)
             )
         return self._most[template]
+
+    def _most_by_number(self, template: Template) -> int:
+        """What the numbers of devices allow, whatever the nodes."""
+        needed = Counter[int]()
+        for c, devices in self._sums(template):
+            needed[c] += devices
+        return min(self.classes[c].num_devices // n for c, n in needed.items())
 
     def room(self, mix: Mix, template: Template) -> int:
         """How many more groups of a template fit."""
@@ -84,9 +101,10 @@ class Stock:
 
     def _last_that_fits(self, most: int, mix_of: Callable[[int], Mix]) -> int:
         low, high = 0, most
+        middle = most  # as a rule all of them fit, or none
         while low < high:
-            middle = (low + high + 1) // 2
             low, high = (middle, high) if self.fits(mix_of(middle)) else (low, middle - 1)
+            middle = (low + high + 1) // 2
         return low
 
 

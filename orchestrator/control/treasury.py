@@ -50,6 +50,8 @@ class Treasury:
         self.slot_bill_max_usd = self.budget_usd_per_s * control.slot_s
         self.placeholder_usd: float | None = None
         """Q_0: where the backlog began; None while the price of money is not estimated."""
+        self.opening_samples_per_usd = 0.0
+        """lambda_hat: the price of money at which the backlog opened."""
         self.reference_samples_per_s = 0.0
         """r_ref: the rate expected at b; 0: not known."""
         self.estimated_backlog_usd = 0.0
@@ -65,6 +67,7 @@ class Treasury:
             self.penalty_weight = state.penalty_weight
             self.slot_bill_max_usd = state.slot_bill_max_usd
             self.placeholder_usd = state.placeholder_usd
+            self.opening_samples_per_usd = state.opening_samples_per_usd
             self.reference_samples_per_s = state.reference_samples_per_s
 
     def learn(self, estimates: Iterable[StepEstimate]) -> bool:
@@ -85,7 +88,8 @@ class Treasury:
         """Start the backlog at the estimated price of money, before anything is spent.
 
         A backlog of ``Q_0 = V lambda_hat`` that nobody owes spares the overspending by which the
-        queue would otherwise find its level; what the average allows is the less by it.
+        queue would otherwise find its level; V is the larger for it, since the spending allowed
+        above the average is ``V rho_hat - Q_0``.
 
         Args:
             value: Of the budget in the states known so far; its rate is r_ref.
@@ -93,16 +97,20 @@ class Treasury:
         Source: docs/model.md, section 4.4.
         """
         self.placeholder_usd = 0.0
-        self._weigh(first=True)
         price = min(value.price_of_money_samples_per_usd, self.best_ratio_samples_per_usd)
+        self.opening_samples_per_usd = price
+        self._weigh(first=True)
         self.estimated_backlog_usd = self.penalty_weight * price
-        cap_usd = inf if self.queue_cap_usd is None else self.queue_cap_usd
-        self.placeholder_usd = min(self.estimated_backlog_usd, cap_usd)
+        cap_usd = self.queue_cap_usd
+        if cap_usd is not None and cap_usd < self.estimated_backlog_usd:
+            self.opening_samples_per_usd *= cap_usd / self.estimated_backlog_usd
+            self._weigh(first=True)
+        self.placeholder_usd = self.penalty_weight * self.opening_samples_per_usd
         self.queues = Queues(self.placeholder_usd)
         self.reference_samples_per_s = value.samples_per_s
 
     def _weigh(self, *, first: bool) -> None:
-        """Set V from kappa and rho; unless it is the first one, Q and Z follow."""
+        """Set V from kappa and rho; unless it is the first one, Q, Z and Q_0 follow."""
         if self._control.penalty_weight is not None:
             return
         old = self.penalty_weight
@@ -111,9 +119,12 @@ class Treasury:
             self.budget_usd_per_s,
             self._horizon_s,
             self.best_ratio_samples_per_usd,
+            self.opening_samples_per_usd,
         )
         if not first:
             self.queues = self.queues.rescaled(old, self.penalty_weight)
+            if self.placeholder_usd:
+                self.placeholder_usd = self.penalty_weight * self.opening_samples_per_usd
 
     @property
     def _kappa_ratio(self) -> float:
@@ -161,9 +172,8 @@ class Treasury:
     @property
     def queue_cap_usd(self) -> float | None:
         """Largest backlog; None: nothing is ever forgiven."""
-        return queue_cap_usd(
-            self._budget, self._kappa_ratio, self.budget_usd_per_s, self._horizon_s
-        )
+        line_usd = self.penalty_weight * RATIO_HEADROOM * self.best_ratio_samples_per_usd
+        return queue_cap_usd(self._budget, line_usd)
 
     def charge(
         self,

@@ -208,17 +208,18 @@ def penalty_weight(
     return kappa * budget_usd_per_s * horizon_s / room_samples_per_usd
 
 
-def queue_cap_usd(
-    options: BudgetOptions, kappa: float, budget_usd_per_s: float, horizon_s: float
-) -> float | None:
+def queue_cap_usd(options: BudgetOptions, line_usd: float) -> float | None:
     """Largest backlog in dollars, None when nothing is forgiven.
 
-    ``auto`` is 1.5 V rho_hat = 1.5 kappa b H: above every price of money the optimum can have.
+    Args:
+        options: Section ``budget``.
+        line_usd: ``V rho_hat``. ``auto`` is 1.5 times this: above every price of money that the
+            optimum can have.
     """
     if options.queue_cap == "off":
         return None
     if options.queue_cap == "auto":
-        return QUEUE_CAP_FACTOR * kappa * budget_usd_per_s * horizon_s
+        return QUEUE_CAP_FACTOR * line_usd
     return float(options.queue_cap)
 
 

@@ -21,6 +21,7 @@ from orchestrator.reports.tables import PlanRow, make_row, row_data
 from orchestrator.reports.worth import Worth
 from orchestrator.storage import Json
 from orchestrator.strategies.registry import make_strategy
+from orchestrator.whatif.pace import pace_notes
 from orchestrator.whatif.worth import worth_beside
 
 PLAN_BASELINES = ("even-split", "proportional", "balanced-pipeline")
@@ -111,7 +112,11 @@ def what_if(config: RunConfig, measured: ModelProfile, *, stopwatch: Callable[[]
         problem=problem,
         rows=tuple(rows),
         timelines=tuple(timeline(cost, g, best.plan.schedule) for g in best.plan.groups),
-        notes=(*_notes(config, problem, rows), *search.notes),
+        notes=(
+            *_notes(config, problem, rows),
+            *pace_notes(config, problem, [best, *search.seen]),
+            *search.notes,
+        ),
         worth=worth_beside(problem, [best, *search.seen], search.limits, billing_speedup=speedup),
     )
 

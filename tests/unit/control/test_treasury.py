@@ -5,6 +5,7 @@ import pytest
 from orchestrator.control.ledger import Ledger
 from orchestrator.control.treasury import Treasury
 from orchestrator.core.slot import IDLE_ESTIMATE, StepEstimate
+from orchestrator.planning.frontier import BudgetValue
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import BudgetOptions
 from tests.unit.builders import make_cluster, make_device
@@ -80,3 +81,61 @@ def test_a_second_of_the_run_has_the_budget_of_so_many_billed_ones() -> None:
     assert treasury.budget_usd_per_s == pytest.approx(0.06)
     treasury.learn([running(10.0, 0.01)])
     assert treasury.line_usd == pytest.approx(1.8)
+
+
+def test_the_backlog_opens_at_the_estimated_price_and_leaves_kappa_b_h_to_overspend() -> None:
+    """V = 0.2 b H / (1.2 rho - lambda), Q_0 = V lambda."""
+    treasury = Treasury(BUDGET, CONTROL)
+    treasury.learn([running(10.0, 0.01)])  # rho 1000
+    treasury.open(BudgetValue(400.0, 3.0))
+    assert treasury.penalty_weight == pytest.approx(7.2 / 800)
+    assert treasury.queues.backlog_usd == treasury.placeholder_usd == pytest.approx(3.6)
+    assert treasury.price_of_money_samples_per_usd == pytest.approx(400.0)
+    assert treasury.time_constant_s == pytest.approx(3600.0)  # V lambda / b
+    assert treasury.line_usd == pytest.approx(7.2)
+
+
+def test_the_line_stands_when_a_better_ratio_moves_weight_and_place_holder() -> None:
+    treasury = Treasury(BUDGET, CONTROL)
+    treasury.learn([running(10.0, 0.01)])
+    treasury.open(BudgetValue(400.0, 3.0))
+    treasury.learn([running(20.0, 0.01)])
+    assert treasury.line_usd == pytest.approx(7.2)
+    assert treasury.price_of_money_samples_per_usd == pytest.approx(400.0)
+
+
+def test_a_price_above_every_ratio_opens_at_the_best_ratio() -> None:
+    treasury = Treasury(replace(BUDGET, allow_idle=False), CONTROL)
+    treasury.learn([running(10.0, 0.01)])
+    treasury.open(BudgetValue(9e9, 3.0))
+    assert treasury.price_of_money_samples_per_usd == pytest.approx(1000.0)
+
+
+def test_a_cap_below_the_opening_backlog_opens_under_it_and_forgives_nothing() -> None:
+    treasury = Treasury(replace(BUDGET, queue_cap=0.5), CONTROL)
+    treasury.learn([running(10.0, 0.01)])
+    treasury.open(BudgetValue(400.0, 3.0))
+    assert 0 < treasury.queues.backlog_usd <= 0.5
+    assert treasury.queues.forgiven_usd == 0
+    assert treasury.estimated_backlog_usd == pytest.approx(3.6)
+    assert treasury.line_usd == pytest.approx(7.2)
+
+
+def test_missing_samples_raise_the_weight_and_with_it_the_line_for_good() -> None:
+    """omega_z = b / r_ref = 0.001 / 4: 60 s at 3 samples/s short of 5 are 0.03 $."""
+    treasury = Treasury(replace(BUDGET, min_samples_per_s=5.0), CONTROL)
+    treasury.learn([running(10.0, 0.01)])
+    treasury.open(BudgetValue(400.0, 4.0))
+    before = treasury.line_usd
+    later = replace(CLUSTER, now_s=60.0)
+    treasury.charge(0.06, CLUSTER, later, running(2.0, 0.001), samples=120)
+    short_usd = 0.001 / 4 * 180
+    assert treasury.queues.progress_usd == pytest.approx(short_usd)
+    raised = treasury.penalty_weight + 0.001 / 4 * short_usd
+    assert treasury.floored_weight == pytest.approx(raised)
+    assert treasury.price_of_money_samples_per_usd == pytest.approx(3.6 / raised)
+    raised_line = treasury.line_usd
+    assert raised_line > before
+    treasury.charge(0.06, later, replace(CLUSTER, now_s=120.0), IDLE_ESTIMATE, samples=10_000)
+    assert treasury.queues.progress_usd == 0
+    assert treasury.line_usd == raised_line

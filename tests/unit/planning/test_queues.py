@@ -48,14 +48,14 @@ def test_cap_forgives_and_says_how_much() -> None:
 def test_automatic_cap_lies_above_every_price_of_money() -> None:
     options = BudgetOptions(average_per_hour_usd=4.0, queue_cap="auto")
     weight = penalty_weight(0.05, 0.001, 3600.0, rho_samples_per_usd=1000.0)
-    cap = queue_cap_usd(options, 0.05, 0.001, 3600.0)
+    cap = queue_cap_usd(options, weight * 1.2 * 1000.0)
     assert cap is not None
     assert cap / weight == pytest.approx(1.5 * 1.2 * 1000.0)
 
 
 def test_without_a_cap_nothing_is_forgiven() -> None:
     options = BudgetOptions(average_per_hour_usd=4.0)
-    assert queue_cap_usd(options, 0.05, 0.001, 3600.0) is None
+    assert queue_cap_usd(options, 1.0) is None
 
 
 def test_rescaling_keeps_the_price_of_money() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import fsum, inf
+from math import fsum
 
 from orchestrator.config import RunConfig
 from orchestrator.control.books import LoopOptions
@@ -214,7 +214,7 @@ def _summary(strategy: str, records: Sequence[SlotRecord], ended: str) -> Rehear
     if not records:
         return Rehearsal(strategy, ended=ended)
     last = records[-1]
-    worst, worst_usd = last, -inf
+    worst, worst_usd = last, 0.0  # where nothing was overspent, what is promised at the end
     for record in records:
         if record.spent_usd - record.budget_usd > worst_usd:
             worst, worst_usd = record, record.spent_usd - record.budget_usd
@@ -225,7 +225,7 @@ def _summary(strategy: str, records: Sequence[SlotRecord], ended: str) -> Rehear
         samples=last.samples,
         spent_usd=last.spent_usd,
         budget_usd=last.budget_usd,
-        overspend_usd=max(0.0, worst_usd),
+        overspend_usd=worst_usd,
         overspend_bound_usd=worst.overspend_bound_usd,
         replans=sum(record.decision in ("reassign", "switch") for record in records),
         idle_ratio=_idle_ratio(records),

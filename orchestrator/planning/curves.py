@@ -5,7 +5,7 @@ Shape letters: G groups.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -116,14 +116,13 @@ class Curves:
         key = (self._cost.chain_key(teams), schedule)
         found = self._most.get(key)
         if found is None:
-            found = self._most[key] = max(
-                (
-                    size / self._busiest_s(teams, cuts, size)
-                    for size in self.sizes
-                    for cuts in cut_options(self._cost, teams, size, schedule)[:1]
-                ),
-                default=0.0,
+            rates = (
+                size / self._busiest_s(teams, cuts[0], size)
+                for size in self.sizes
+                if (cuts := cut_options(self._cost, teams, size, schedule))
             )
+            # Memory that binds the largest one leaves the next free to be cut evenly.
+            found = self._most[key] = max(islice(rates, 2), default=0.0)
         return found
 
     def _busiest_s(self, teams: Sequence[Team], cuts: Sequence[int], size: int) -> float:

@@ -70,13 +70,19 @@ class ClassSpace:
             for node in one.nodes
             for d in node
         }
+        self._formed: dict[tuple[int, ...], Team] = {}
         self.teams = tuple(
             self._team(self.stock.classes[c].nodes[0][:size]) for c, size in self.stock.pieces
         )
         self._teams: dict[Template, tuple[Team, ...]] = {}
+        self._chains: dict[Mix, list[ChainSet]] = {}
 
     def _team(self, devices: Sequence[int]) -> Team:
-        return make_team([self._roster.devices[d] for d in devices])
+        key = tuple(devices)
+        found = self._formed.get(key)
+        if found is None:
+            found = self._formed[key] = make_team([self._roster.devices[d] for d in key])
+        return found
 
     # What a state is made of ---------------------------------------------------------
 
@@ -86,6 +92,12 @@ class ClassSpace:
         Gradient sums pass through two groups of each template, on nodes of their own as far
         as there are any; more of them may share a node in the end, and then sum faster.
         """
+        known = self._chains.get(state)
+        if known is None:
+            known = self._chains[state] = self._laid_out(state)
+        return known
+
+    def _laid_out(self, state: Mix) -> list[ChainSet]:
         parts = [self.stock.parts(template) for template, _ in state]
         free = {
             c: [len(node) for node in self.stock.classes[c].nodes[:NUM_SHOWN]]

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.control_law import Setting, reference_setting
+from benchmarks.peers import FORMS, predicted_s
 from benchmarks.reference_world import (
     HOUR_S,
     World,
@@ -24,7 +25,7 @@ from benchmarks.result import Figure, Result, main
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.model import microbatch_sizes
 from orchestrator.errors import InfeasibleError
-from orchestrator.simulation.environments import FloatArray
+from orchestrator.simulation.environments import FloatArray, IntArray
 from orchestrator.simulation.table import PlanTable, run_table
 from orchestrator.strategies.registry import make_strategy
 
@@ -99,6 +100,29 @@ def static(table: PlanTable) -> list[FloatArray]:
     ]
 
 
+def peers(setting: Setting) -> dict[str, list[FloatArray]]:
+    """Policies of published planners: the plan that their own batch time makes the fastest."""
+    table, world = setting.library.fixed, setting.world
+    found: dict[str, list[FloatArray]] = {}
+    for name, form in FORMS.items():
+        seconds = predicted_s(world, setting.library.plans, form)
+        rate = np.where(table.runs > 0, world.batch_samples / seconds, -1.0)
+        found[name] = [_picked(table, rate.argmax(axis=1))]
+        if name == "sailor":
+            dollars = table.costs * np.where(np.isfinite(seconds), seconds, 0.0)
+            found["sailor-tuned-cap"] = [
+                _picked(table, np.where(dollars <= limit, rate, -0.5).argmax(axis=1))
+                for limit in np.unique(dollars[dollars > 0])
+            ]
+    return found
+
+
+def _picked(table: PlanTable, plan_S: IntArray) -> FloatArray:
+    states = np.arange(len(plan_S))
+    runs = table.runs[states, plan_S]
+    return np.stack([runs * table.rates[states, plan_S], runs * table.costs[states, plan_S]], 1)
+
+
 def firm(setting: Setting) -> PlanTable:
     """The table without plans that use a spot device."""
     pools = {offer.pool for offer in setting.world.cluster.offers if offer.spot}
@@ -130,7 +154,7 @@ def contenders(setting: Setting) -> dict[str, list[FloatArray]]:
         "frozen-price": [policy(table, at_price(setting.best.price_of_money_samples_per_usd))],
         "do-nothing": [np.zeros((len(table.rates), 2))],
     }
-    return {**found, **{name: [recipe(setting, name)] for name in RECIPES}}
+    return {**found, **{name: [recipe(setting, name)] for name in RECIPES}, **peers(setting)}
 
 
 def duty_cycled(policies: Iterable[FloatArray], shares: FloatArray, budget: float) -> FloatArray:

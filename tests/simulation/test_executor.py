@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.cluster import Link
+from orchestrator.core.cluster import Link, make_team
+from orchestrator.core.model import ModelProfile
+from orchestrator.core.plan import Group, Stage
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 from orchestrator.simulation.executor import run_step
@@ -92,3 +96,32 @@ def test_the_two_directions_of_a_path_do_not_queue_for_each_other() -> None:
     group = make_group([a, b], [0, 2, 4], [1] * 8)
     ran = run_step(cost, make_plan(group))
     assert ran.group_s[0] == pytest.approx(retime(cost, [group], "1f1b").group_s[0], rel=1e-9)
+
+
+def test_teams_take_what_the_event_evaluation_says() -> None:
+    """Two stages on teams of two that halve the work, and gradient sums beside the pipelines."""
+    devices = [make_device(f"gpu-{i}", node_id=f"node-{i // 2}") for i in range(4)]
+    model = with_teams(make_profile({"gpu": [0.02] * 4}))
+    problem = replace(make_problem(make_cluster(devices), model), max_team=2)
+    teams = [make_team(devices[:2]), make_team(devices[2:])]
+    chain = Group((Stage(teams[0], 0, 2, inflight=2), Stage(teams[1], 2, 4, inflight=1)), (1,) * 8)
+    both = tuple(Group((Stage(team, 0, 4, inflight=1),), (1,) * 4) for team in teams)
+    for overlap in (False, True):
+        cost = CostModel(replace(problem, overlap=overlap))
+        for groups in ((chain,), both):
+            ran = run_step(cost, make_plan(*groups))
+            assert ran.step_s == pytest.approx(retime(cost, groups, "1f1b").step_s, rel=1e-9)
+    ran = run_step(CostModel(problem), make_plan(chain))
+    assert ran.step_s == pytest.approx((8 + 2 - 1) * 0.06, rel=1e-9)  # 2 layers x 60 ms / 2
+    assert dict(ran.compute_s).keys() == {d.device_id for d in devices}
+
+
+def with_teams(model: ModelProfile) -> ModelProfile:
+    """Teams of two that take half the time and hold half the parameters."""
+    sizes, times = model.sizes[0], model.times
+    halves = tuple(size / 2 for size in sizes.param_bytes)
+    return replace(
+        model,
+        sizes=(sizes, replace(sizes, team_size=2, param_bytes=halves)),
+        times=(*times, *(replace(t.scaled(0.5), team_size=2) for t in times)),
+    )

@@ -195,3 +195,24 @@ def test_rates_are_compared_at_equal_cost(tmp_path: Path) -> None:
     assert "(x0.50)" in page
     assert page.count("<svg") == 3
     assert "duty-cycled" in page
+
+
+def test_a_simulated_run_uses_teams_as_far_as_the_file_allows() -> None:
+    """Four layers that no device can hold alone; a team of two takes half the time."""
+    profile = a_profile()
+    sizes = profile.sizes[0]
+    big = replace(sizes, param_bytes=tuple(12e9 / 4 for _ in sizes.param_bytes))
+    halves = replace(big, team_size=2, param_bytes=tuple(b / 2 for b in big.param_bytes))
+    times = (*profile.times, *(replace(t.scaled(0.5), team_size=2) for t in profile.times))
+    teams = replace(profile, sizes=(big, halves), times=times)
+    pair = ["cluster.offers[0].devices_per_node=2"]
+    few, none = (
+        rehearse(
+            RunConfig.parse(CONFIG, [*pair, f"control.max_team={size}"]),
+            teams,
+            days=0.1,
+            strategy="joint",
+        )
+        for size in (2, 1)
+    )
+    assert few.samples > none.samples

@@ -147,13 +147,16 @@ class Books:
         self.num_skipped += sum(step.skipped for step in steps)
         newly_lasting = [d for d in self.estimator.lasting_stragglers if d not in lasting]
         scribe = self.scribe
+        doubted = scribe.doubts(doubts, self.estimator.doubts, self.clock)
+        for event in doubted:
+            logger.warning("slot %s: price: %s", self.slot, event.detail)
         events = [
             *first_events,
             *self.checkpointed(observation.checkpoint_step),
             *scribe.skipped(steps),
             *scribe.cluster_events(observation.events),
             *scribe.prices(since, now, self.clock),
-            *scribe.doubts(doubts, self.estimator.doubts, self.clock),
+            *doubted,
             *scribe.stragglers(stragglers, self.estimator.stragglers, newly_lasting, now),
             *self._warnings(now),
         ]

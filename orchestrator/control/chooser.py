@@ -63,12 +63,7 @@ class Chooser:
         Raises:
             InfeasibleError: If not even idling would keep the average.
         """
-        survey(
-            problem,
-            treasury,
-            self._propose,
-            self.rows,
-        )
+        survey(problem, treasury, self._propose, self.rows, self._deadline)
 
     def choose(
         self,
@@ -160,8 +155,10 @@ class Chooser:
                 break
         return found
 
-    def _propose(self, problem: PlanningProblem) -> tuple[Candidate, ...]:
-        return self.strategy.propose(problem, out_of_time=self._deadline())
+    def _propose(
+        self, problem: PlanningProblem, out_of_time: Callable[[], bool]
+    ) -> tuple[Candidate, ...]:
+        return self.strategy.propose(problem, out_of_time=out_of_time)
 
     def _priced(self, cost: CostModel, found: Sequence[Candidate]) -> tuple[Candidate, ...]:
         """What searches find that are told of the limits, in the time that is left."""
@@ -208,7 +205,7 @@ class Chooser:
             priced = replace(
                 cost.problem, penalty_weight=1.0, backlog_usd=factor * ratio_samples_per_usd
             )
-            found += self._propose(priced)
+            found += self._propose(priced, self._deadline())
         return [c for c in found if broken(cost, self.rows, c) is None]
 
     def _refused_by_rows(

@@ -16,11 +16,16 @@ MAX_RATIO_ROUNDS = 4
 MAX_PRICE_ROUNDS = 4
 """Searches that look for the price of money at the budget."""
 
-Propose = Callable[[PlanningProblem], tuple[Candidate, ...]]
+OutOfTime = Callable[[], bool]
+Propose = Callable[[PlanningProblem, OutOfTime], tuple[Candidate, ...]]
 
 
 def survey(
-    problem: PlanningProblem, treasury: Treasury, propose: Propose, rows: Sequence[Row]
+    problem: PlanningProblem,
+    treasury: Treasury,
+    propose: Propose,
+    rows: Sequence[Row],
+    deadline: Callable[[], OutOfTime],
 ) -> None:
     """Teach the treasury rho, the price of money and the rate at b, before anything is spent.
 
@@ -34,6 +39,7 @@ def survey(
         treasury: Learns, and opens the backlog.
         propose: Candidates of the strategy at the price of money of a problem.
         rows: The user's limits; what breaks them counts for rho only.
+        deadline: Starts a search's time: each of the first has one, the others share one.
 
     Raises:
         InfeasibleError: If not even idling would keep the average.
@@ -49,21 +55,23 @@ def survey(
             "devices, or write billed: while_used if unused ones are given back"
         )
 
-    def at(price_samples_per_usd: float) -> tuple[Candidate, ...]:
-        return propose(replace(problem, penalty_weight=1.0, backlog_usd=price_samples_per_usd))
+    def at(price_samples_per_usd: float, out_of_time: OutOfTime) -> tuple[Candidate, ...]:
+        priced = replace(problem, penalty_weight=1.0, backlog_usd=price_samples_per_usd)
+        return propose(priced, out_of_time)
 
     found: list[Candidate] = []
     for _ in range(MAX_RATIO_ROUNDS):
-        found += at(treasury.best_ratio_samples_per_usd)
+        found += at(treasury.best_ratio_samples_per_usd, deadline())
         if not treasury.learn(candidate.estimate for candidate in found):
             break
     if not treasury.best_ratio_samples_per_usd:
         return  # nothing that runs was proposed: there is nothing to price
     value = _value(cost, found, rows, may_idle=treasury.may_idle)
+    out_of_time = deadline()
     for _ in range(MAX_PRICE_ROUNDS):
-        if not value.price_of_money_samples_per_usd:
+        if not value.price_of_money_samples_per_usd or out_of_time():
             break  # the fastest plan is within the budget
-        found += at(value.price_of_money_samples_per_usd)
+        found += at(value.price_of_money_samples_per_usd, out_of_time)
         before, value = value, _value(cost, found, rows, may_idle=treasury.may_idle)
         if value == before:
             break

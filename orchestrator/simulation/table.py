@@ -10,7 +10,7 @@ import numpy as np
 
 from orchestrator.core.slot import IDLE_ESTIMATE, StepEstimate
 from orchestrator.planning.drift import Drift
-from orchestrator.planning.lyapunov import earns_pause
+from orchestrator.planning.lyapunov import LEAST_PAUSE_SLOTS, earns_pause
 from orchestrator.planning.queues import Queues
 from orchestrator.simulation.environments import FloatArray, IntArray
 
@@ -63,6 +63,7 @@ class TableControl:
     line_usd: float = inf  # ledger guard: above b t by more than this, only idling is allowed
     total_usd: float = inf  # hard cap
     pause_s: float = 0.0  # of every change to a plan that runs
+    least_pause_slots: float = LEAST_PAUSE_SLOTS  # that a change counts as; 0: changes are free
     hysteresis_slots: int = 10  # H_e
     floor_samples_per_s: float = 0.0  # r_min
     progress_weight: float = 0.0  # omega_z, $/sample
@@ -172,7 +173,7 @@ class _Chooser:
         backlog_usd = queues.backlog_usd
         drift = Drift(weight, backlog_usd, control.budget_usd_per_s, control.slot_s)
         options = self._frontiers[state]
-        if control.pause_s and current and self._runs[state][current] and current not in options:
+        if current and self._runs[state][current] and current not in options:
             options = [*options, current]
         most_usd_per_s = left_usd / control.slot_s
         ranked = []
@@ -183,7 +184,7 @@ class _Chooser:
                 ranked.append((drift.slot_score(estimate), k))
         if not ranked:
             return 0
-        if not control.pause_s:
+        if not control.pause_s and not control.least_pause_slots:
             return max(ranked)[1]
         ranked.sort(reverse=True)
         return self._paying([k for _, k in ranked], state, current, drift)
@@ -202,7 +203,7 @@ class _Chooser:
                 or earns_pause(
                     drift.lead(new, old),
                     horizon_s=control.hysteresis_slots * control.slot_s,
-                    pause_s=control.pause_s,
+                    pause_s=max(control.pause_s, control.least_pause_slots * control.slot_s),
                     worth_usd2_per_s=drift.penalty_weight * fastest,
                 )
             ):

@@ -45,6 +45,8 @@ def main(
     name: str,
     run: Callable[[argparse.Namespace], Result],
     arguments: Sequence[tuple[str, int, str]] = (),
+    *,
+    names: Sequence[str] = (),
 ) -> None:
     """Parse the common options, run, print, and exit 1 when a figure does not hold.
 
@@ -52,6 +54,7 @@ def main(
         name: The benchmark's name in its JSON.
         run: Called with ``quick``, ``seed`` and the further integer ``arguments``.
         arguments: (option name, default, help) of integer options of this benchmark.
+        names: What may be picked by name; ``run`` gets the picked ones as ``names``.
     """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
     parser.add_argument(
@@ -59,9 +62,13 @@ def main(
     )
     parser.add_argument("--quick", action="store_true", help="the short form; the bars stay")
     parser.add_argument("--seed", type=int, default=0)
+    if names:
+        parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
     for option, default, text in arguments:
         parser.add_argument(f"--{option}", type=int, default=default, help=text)
     options = parser.parse_args()
+    if unknown := [n for n in getattr(options, "names", ()) if n not in names]:
+        parser.error(f"{unknown[0]!r} is not one of {', '.join(names)}")
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     result = run(options)
     report = {

@@ -1,0 +1,197 @@
+"""Scenarios where nothing changes: every strategy and the strong rivals on one problem.
+
+Rates are at equal cost: a plan that costs more than the budget runs b/c of the time. Ours may
+mix plans over time, as its control law does; its rate is the best mix of what it proposed.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from benchmarks.exhaustive import Exhaustive, TooLargeError
+from benchmarks.plan_time import within
+from benchmarks.scenarios.files import HOUR_S, Case, ScenarioFile
+from benchmarks.scenarios.grids import Groups, two_bw, uniform_grid
+from benchmarks.scenarios.rows import OURS, Role, Row
+from orchestrator.core.model import microbatch_sizes
+from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem, first_problem
+from orchestrator.errors import InfeasibleError
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.frontier import budget_value
+from orchestrator.strategies.explorer import candidate_of
+from orchestrator.strategies.registry import STRATEGIES, make_strategy
+from orchestrator.whatif.plans import figures_of
+
+DEADLINE_S, QUICK_DEADLINE_S = 1.5, 0.25
+"""CPU seconds that a strategy may search, unless the file says otherwise."""
+
+PRICE_PARTS = (0.25, 0.5, 0.75, 1.0)
+"""Prices of money, of the best samples per dollar, at which ours is asked where budgets bind."""
+
+RECIPE_NAMES = ("even-split", "proportional", "even-pipeline", "balanced-pipeline", "do-nothing")
+"""Strategies that do not search; the others ask the joint search, at their own price of money."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """One case's problem and how long each may search."""
+
+    case: Case
+    problem: PlanningProblem
+    deadline_s: float
+
+    @property
+    def budget_usd_per_s(self) -> float:
+        """What may be spent."""
+        return self.problem.budget_usd_per_s
+
+    def row(self, strategy: str, role: Role, found: Candidate | None, note: str = "") -> Row:
+        """A plan at equal cost; None: it has none that fits."""
+        if found is None or found.plan.is_idle:
+            return Row(self.case.file.name, self.case.name, strategy, role, 0.0, note=note)
+        cost = found.estimate.cost_usd_per_s
+        duty = min(1.0, self.budget_usd_per_s / cost * (1 + 1e-9))
+        rate = found.estimate.samples_per_s * duty
+        return Row(
+            self.case.file.name, self.case.name, strategy, role, rate, rate, rate,
+            cost * HOUR_S, duty, "; ".join(filter(None, (note, shape(found)))),
+        )  # fmt: skip
+
+    def propose(self, name: str, problem: PlanningProblem) -> list[Candidate]:
+        """What a strategy offers that runs; a recipe gets the largest microbatch that fits it."""
+        for size in microbatch_sizes(problem.microbatch_samples):
+            sized = replace(problem, microbatch_samples=size)
+            try:
+                found = make_strategy(name).propose(sized, out_of_time=within(self.deadline_s))
+            except InfeasibleError:
+                continue
+            return [c for c in found if not c.plan.is_idle]
+        return []
+
+
+def problem_of(case: Case) -> PlanningProblem:
+    """The first slot of a case."""
+    config = case.config
+    cluster, model = figures_of(config, case.profile)
+    return first_problem(
+        cluster,
+        model,
+        config.training,
+        max_team=config.control.max_team,
+        budget_usd_per_s=config.budget.average_per_hour_usd / HOUR_S,
+    )
+
+
+def shape(found: Candidate) -> str:
+    """A plan in few words."""
+    groups = found.plan.groups
+    stages = sorted({len(g.stages) for g in groups})
+    teams = sorted({s.team.size for g in groups for s in g.stages})
+    devices = len(found.plan.device_ids)
+    return (
+        f"{devices} devices, {len(groups)} groups of {_range(stages)} stages, teams {_range(teams)}"
+    )
+
+
+def _range(values: list[int]) -> str:
+    return str(values[0]) if len(values) == 1 else f"{values[0]}-{values[-1]}"
+
+
+def run(file: ScenarioFile, options: argparse.Namespace) -> list[Row]:
+    """All cases."""
+    return [row for case in file.cases(quick=options.quick) for row in run_case(case, options)]
+
+
+def run_case(case: Case, options: argparse.Namespace) -> list[Row]:
+    """Ours, every strategy of the registry, the strong rivals, the optimum where feasible."""
+    default_s = QUICK_DEADLINE_S if options.quick else DEADLINE_S
+    deadline_s = float(case.get("quick_deadline_s" if options.quick else "deadline_s", default_s))
+    contest = Contest(case, problem_of(case), deadline_s)
+    ours = _ours(contest)
+    rows = [ours, *_registry(contest), *_strong(contest)]
+    if case.get("exhaustive", False):
+        rows.append(_optimum(contest, ours))
+    return rows
+
+
+def _ours(contest: Contest) -> Row:
+    found = contest.propose(OURS, contest.problem)
+    best = max(found, key=lambda c: c.estimate.samples_per_s)
+    row = contest.row(OURS, "ours", best, f"{contest.case.source} times")
+    if best.estimate.cost_usd_per_s <= contest.budget_usd_per_s * (1 + 1e-9):
+        return row
+    ratio = max(c.estimate.samples_per_usd for c in found)
+    for part in PRICE_PARTS:
+        found += contest.propose(OURS, replace(contest.problem, backlog_usd=part * ratio))
+    value = budget_value([[IDLE_ESTIMATE, *(c.estimate for c in found)]], contest.budget_usd_per_s)
+    return replace(
+        row, samples_per_s=value.samples_per_s, low=value.samples_per_s, high=value.samples_per_s,
+        usd_per_hour=contest.budget_usd_per_s * HOUR_S, duty=1.0,
+        note=f"{contest.case.source} times; the best mix over time",
+    )  # fmt: skip
+
+
+def _registry(contest: Contest) -> Iterator[Row]:
+    for name in STRATEGIES:
+        if name == OURS:
+            continue
+        found = contest.propose(name, contest.problem)
+        best = max(found, key=lambda c: c.estimate.samples_per_s, default=None)
+        role: Role = "same" if _is_same_search(contest, name, best) else "baseline"
+        note = "" if best or name == "do-nothing" else "no plan fits"
+        if best and best.estimate.cost_usd_per_s > contest.budget_usd_per_s * (1 + 1e-6):
+            note = "over budget, duty-cycled"
+        yield contest.row(name, role, best, note)
+
+
+def _is_same_search(contest: Contest, name: str, best: Candidate | None) -> bool:
+    """Whether it asks the joint search for the fastest plan and money holds nothing back."""
+    if name in (*RECIPE_NAMES, "cheapest") or best is None:
+        return False
+    cluster = contest.problem.cluster
+    whole = sum(cluster.price_usd_per_s(d.device_id) for d in cluster.devices)
+    spot = any(offer.spot for offer in cluster.offers)
+    return whole <= contest.budget_usd_per_s * (1 + 1e-6) and not (spot and name == "on-demand")
+
+
+def _strong(contest: Contest) -> Iterator[Row]:
+    for rival in contest.case.get("strong", ()):
+        name = str(rival["name"])
+        if "joint_on" in rival:
+            yield contest.row(name, "strong", _joint_on(contest, rival["joint_on"]))
+            continue
+        recipe = RECIPES[rival["recipe"]]
+        problem = replace(contest.problem, max_team=int(rival.get("max_team", 8)))
+        groups = recipe(problem, within(contest.deadline_s))
+        found = None
+        if groups:
+            found = candidate_of(CostModel(problem), groups, problem.schedules[0])
+        yield contest.row(name, "strong", found, "" if groups else "no plan fits")
+
+
+def _joint_on(contest: Contest, pools: list[str]) -> Candidate | None:
+    """The joint strategy on some pools alone."""
+    cluster = contest.problem.cluster
+    part = replace(cluster, devices=tuple(d for d in cluster.devices if d.pool in pools))
+    if not part.devices:
+        return None
+    found = contest.propose(OURS, replace(contest.problem, cluster=part))
+    return max(found, key=lambda c: c.estimate.samples_per_s, default=None)
+
+
+def _optimum(contest: Contest, ours: Row) -> Row:
+    """The best plan of all; cost does not count in these cases."""
+    reference = Exhaustive(contest.problem)
+    row = replace(ours, strategy="optimum", role="reference", note="exhaustive")
+    try:
+        best = reference.best(ours.samples_per_s)
+    except TooLargeError:
+        return replace(row, samples_per_s=0.0, low=0.0, high=0.0, note="too large to try all")
+    regret = 100.0 * (best / ours.samples_per_s - 1.0)
+    note = f"exhaustive, {reference.num_groupings} groupings; regret of ours {regret:.3g} %"
+    return replace(row, samples_per_s=best, low=best, high=best, note=note)
+
+
+Recipe = Callable[[PlanningProblem, Callable[[], bool]], Groups | None]
+
+RECIPES: dict[str, Recipe] = {"uniform-grid": uniform_grid, "2bw": two_bw}

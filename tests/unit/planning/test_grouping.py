@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.cluster import ClusterState, Link
 from orchestrator.planning.grouping import MAX_NEIGHBOURS, DeviceSpace
-from orchestrator.planning.roster import Roster
+from orchestrator.planning.roster import Roster, dealt_out
 from tests.unit.builders import make_cluster, make_device, make_group, make_plan
 from tests.unit.planning.demo_cluster import demo_cluster, demo_devices
 
@@ -162,3 +162,55 @@ def test_many_nodes_are_numbered_quickly_and_exactly() -> None:
     cluster: ClusterState = make_cluster(devices)
     roster = Roster(cluster)
     assert roster.canonical(((31,), (7,))) == ((0,), (1,))
+
+
+# Teams ------------------------------------------------------------------------------
+
+
+def quad(nodes: int = 1) -> Roster:
+    """Nodes of four like devices that may form teams of two and four."""
+    devices = [make_device(f"d-{i}", node_id=f"n{i // 4}") for i in range(4 * nodes)]
+    return Roster(make_cluster(devices), {"gpu": (1, 2, 4)})
+
+
+def test_teams_are_sets_of_like_devices_of_one_node() -> None:
+    roster = quad(2)
+    assert len(roster.members) == 8 + 2 * (6 + 1)
+    assert all(len({roster.node_of[d] for d in members}) == 1 for members in roster.members)
+    mixed = [make_device("a-0", kind="a", node_id="n"), make_device("b-0", kind="b", node_id="n")]
+    assert len(Roster(make_cluster(mixed), {"a": (1, 2), "b": (1, 2)}).members) == 2
+
+
+def test_teams_that_differ_by_a_swap_of_alike_devices_have_one_form() -> None:
+    roster = quad(2)
+    pairs = [t for t, members in enumerate(roster.members) if len(members) == 2]
+    assert len({roster.canonical(((pair,),)) for pair in pairs}) == 1
+    two = {
+        roster.canonical(((a, b),))
+        for a in pairs
+        for b in pairs
+        if not set(roster.members[a]) & set(roster.members[b])
+    }
+    assert len(two) == 2  # on one node, or on two
+
+
+def test_every_team_can_be_reached_and_none_shares_a_device() -> None:
+    space = DeviceSpace(quad())
+    todo, reached = [((0,),)], {((0,),)}
+    rng = np.random.Generator(np.random.PCG64(0))
+    while todo:
+        for near in space.near(todo.pop(), 4, rng):
+            used = space.roster.devices_of(near)
+            assert len(used) == len(set(used))
+            if near not in reached:
+                reached.add(near)
+                todo.append(near)
+    sizes = {
+        tuple(sorted(len(space.roster.members[t]) for chain in state for t in chain))
+        for state in reached
+    }
+    assert {(4,), (2, 2), (1, 1, 2), (2,), (1, 1, 1, 1)} <= sizes
+
+
+def test_hands_are_dealt_to_and_fro() -> None:
+    assert dealt_out([0, 1, 2, 3, 4, 5, 6], 3) == [(0, 5, 6), (1, 4), (2, 3)]

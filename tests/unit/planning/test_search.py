@@ -227,6 +227,21 @@ def test_evaluator_of_an_earlier_slot_changes_nothing() -> None:
     assert again == search(dear)[1]
 
 
+def test_what_is_kept_of_teams_when_one_device_slows_changes_no_plan() -> None:
+    before, slowed = (
+        demo_problem(),
+        demo_problem(demo_cluster(demo_devices(slowdowns={"fast-0": 2.5}))),
+    )
+    used = evaluator(before)
+    Search(used, 1.0, 0.0, lambda: False).run((), 0)
+    later = Evaluator(slowed, lambda p: DeviceSpace(Roster(p.cluster)), used)
+    again = Search(later, 1.0, 0.0, lambda: False).run((), 0)
+    fresh = search(slowed)[1]
+    assert [(t.state, t.groups, t.estimate) for t in again] == [
+        (t.state, t.groups, t.estimate) for t in fresh
+    ]
+
+
 def test_evaluator_does_not_serve_another_state_of_the_cluster() -> None:
     slowed = demo_cluster(demo_devices(slowdowns={"fast-0": 2.5}))
     assert not evaluator(demo_problem()).serves(demo_problem(slowed))

@@ -38,20 +38,24 @@ class Shortage:
             floor_samples_per_s: r_min; 0: none.
             hour_s: Seconds of the run's clock that are billed as an hour.
         """
-        over = self.cost_usd_per_s / budget_usd_per_s - 1
         text = (
             f"over {self.window_s / hour_s:.3g} h the run cost {self.cost_usd_per_s * hour_s:.4g} "
-            f"$/h, {100 * over:+.2g} % of the budget.average_per_hour_usd of "
-            f"{budget_usd_per_s * hour_s:.4g}"
+            f"$/h, {_off(self.cost_usd_per_s, budget_usd_per_s)} the budget.average_per_hour_usd "
+            f"of {budget_usd_per_s * hour_s:.4g}"
         )
         if not floor_samples_per_s:
             return f"{text}, and the backlog still grows; raise it, or write allow_idle: true"
-        short = self.samples_per_s / floor_samples_per_s - 1
         return (
-            f"{text}, and made {self.samples_per_s:.4g} samples/s, {100 * short:+.2g} % of the "
-            f"budget.min_samples_per_s of {floor_samples_per_s:.4g}; both backlogs still grow: "
-            "no plan keeps both; raise the one or lower the other"
+            f"{text}, and made {self.samples_per_s:.4g} samples/s, "
+            f"{_off(self.samples_per_s, floor_samples_per_s)} the budget.min_samples_per_s of "
+            f"{floor_samples_per_s:.4g}; both backlogs still grow: no plan keeps both; raise the "
+            "one or lower the other"
         )
+
+
+def _off(value: float, asked: float) -> str:
+    ratio = value / asked - 1
+    return f"{100 * abs(ratio):.2g} % {'above' if ratio > 0 else 'below'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def test_a_floor_above_what_the_budget_allows_takes_from_both_and_is_called_infe
     alarms = [e.detail for e in run.events if e.kind == "alarm"]
     assert alarms
     assert alarms[0].startswith("budget_infeasible: over 24 h the run cost ")
-    assert "% of the budget.min_samples_per_s of 3;" in alarms[0]
+    assert "% below the budget.min_samples_per_s of 3;" in alarms[0]
     assert 1.45 < rate(run.records) < 3.0
     assert cost_per_hour(run.records) > 2.0
     assert run.records[-1].progress_backlog_usd > run.records[30].progress_backlog_usd

@@ -50,8 +50,8 @@ def test_it_says_what_was_reached_and_by_how_much_that_falls_short() -> None:
         alarm, found = alarm.look(after(float(second), owed=3.0, missing=4.0))
     assert found == Shortage(400.0, pytest.approx(0.6), pytest.approx(3.0), 3.0, 4.0)
     text = found.message(BUDGET, 4.0, hour_s=3600.0)
-    assert "cost 2160 $/h, +20 % of the budget.average_per_hour_usd of 1800" in text
-    assert "made 3 samples/s, -25 % of the budget.min_samples_per_s of 4" in text
+    assert "cost 2160 $/h, 20 % above the budget.average_per_hour_usd of 1800" in text
+    assert "made 3 samples/s, 25 % below the budget.min_samples_per_s of 4" in text
 
 
 def test_a_rise_that_only_a_new_weight_made_is_none() -> None:

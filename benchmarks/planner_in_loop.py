@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> Result:
     environment = setting.world.environment
     if options.quick:
         state_T = rng.choice(
-            environment.num_states, size=options.slots or 150, p=environment.shares
+            environment.num_states, size=options.slots or 200, p=environment.shares
         )
         tau_slots = QUICK_TAU_SLOTS
     else:

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from benchmarks.acceptance import DEMANDS, judged
+from benchmarks.acceptance import DEMANDS, Demand, judged, measured
 from benchmarks.reference_world import (
     all_states,
     oracle,
@@ -36,6 +36,20 @@ def test_the_short_form_holds_its_bars(name: str) -> None:
 
 def test_all_18_figures_are_asked_for() -> None:
     assert [demand.number for demand in DEMANDS] == list(range(1, 19))
+
+
+def test_a_benchmark_that_is_missing_falls_short() -> None:
+    report = measured("no_such_benchmark", quick=True, seed=0)
+    assert "No module named" in str(report["error"])
+    (figure,) = judged(Demand(1, "no_such_benchmark", {"key": "<= 1"}), report, quick=True)
+    assert (figure.name, figure.unit, figure.holds) == ("1.no_such_benchmark.key", "missing", False)
+
+
+def test_a_figure_is_held_to_the_bar_asked_for_whatever_its_benchmark_says() -> None:
+    report: dict[str, object] = {"figures": [{"name": "key", "value": -5.0, "unit": "%"}]}
+    demand = Demand(1, "x", {"key": "|| 4"})
+    (figure,) = judged(demand, report, quick=False)
+    assert (figure.value, figure.bar, figure.holds) == (5.0, "<= 4", False)
 
 
 def test_the_reference_world_is_the_one_of_the_model() -> None:

@@ -39,6 +39,7 @@ class World:
         for device in cluster.devices:
             self._num_of_pool[device.pool] = self._num_of_pool.get(device.pool, 0) + 1
         self._speed: dict[str, dict[str, float]] = {}  # device -> cause -> ratio
+        self._pool_speed: dict[str, dict[str, float]] = {}  # that later joiners share
         self._bandwidth: dict[tuple[str, tuple[str, ...]], float] = {}
         self._links = cluster.links  # uncongested
         self._seen: list[ClusterEvent] = []
@@ -112,11 +113,17 @@ class World:
         self.cluster = replace(self.cluster, devices=left)
 
     def join(self, pool: str) -> Device:
-        """A new device of a pool, on a node of its own, at its normal speed."""
+        """A new device of a pool, on a node of its own; what slows the pool slows it, too."""
         index, template = self._num_of_pool[pool], self._template[pool]
         self._num_of_pool[pool] += 1
-        node = f"{pool}-joined{index}"
-        device = replace(template, device_id=f"{pool}-{index}", node_id=node, slowdown=1.0)
+        node, device_id = f"{pool}-joined{index}", f"{pool}-{index}"
+        causes = self._speed[device_id] = dict(self._pool_speed.get(pool, {}))
+        device = replace(
+            template,
+            device_id=device_id,
+            node_id=node,
+            slowdown=1.0 / math.prod(causes.values()),
+        )
         self._links += tuple(_links_like(self._links, template.node_id, node))
         self.cluster = replace(self.cluster, devices=(*self.cluster.devices, device))
         self._congest()
@@ -124,6 +131,8 @@ class World:
         return device
 
     def _change_speed(self, event: TraceEvent, ratio: float) -> None:
+        if event.pool and event.cause:
+            self._pool_speed.setdefault(event.pool, {})[event.cause] = ratio
         devices = []
         for device in self.cluster.devices:
             if event.touches(device):

@@ -5,7 +5,8 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from orchestrator.core.cluster import Link
+from benchmarks.reference_world import reference_world
+from orchestrator.core.cluster import ClusterState, Link
 from orchestrator.core.slot import DeviceJoined, DeviceLost
 from orchestrator.simulation.environments import Environment, Level, MarkovChain
 from orchestrator.simulation.preemptions import read_node_trace
@@ -147,6 +148,28 @@ def test_the_stream_of_a_chain_does_what_its_levels_say() -> None:
         last_s = now_s
     assert set(held) == {(1.0, 4), (3.0, 4), (1.0, 0), (3.0, 0)}
     assert held[3.0, 4] / last_s == pytest.approx(0.25 * 0.8, abs=0.02)
+
+
+def shown(cluster: ClusterState) -> tuple[object, ...]:
+    """What a state is, without the names of devices."""
+    return (
+        sorted((d.pool, round(d.slowdown, 9)) for d in cluster.devices),
+        [round(o.price_usd_per_s, 12) for o in cluster.offers],
+        sorted({round(k.bandwidth_bytes_per_s) for k in cluster.links}),
+    )
+
+
+def test_the_streams_of_an_environment_show_its_states_and_no_others() -> None:
+    """The table's world and the closed loop's are one: the reference's 24 states."""
+    world = reference_world()
+    chains = tuple(Chain(chain, 60.0) for chain in world.environment.chains)
+    alive = World(world.cluster, (), chains, seed=5)
+    states = [shown(world.state(s)) for s in range(world.environment.num_states)]
+    seen = set()
+    while (now_s := alive.next_event_s()) < 6e5:
+        alive.advance(now_s, 0)
+        seen.add(states.index(shown(alive.cluster)))
+    assert seen == set(range(24))
 
 
 def test_an_impossible_chain_is_refused_with_its_name() -> None:

@@ -16,7 +16,7 @@ from benchmarks.reference_world import (
     reference_world,
 )
 from benchmarks.result import Figure, Result, main
-from orchestrator.planning.queues import RATIO_HEADROOM, Queues, overspend_bound_usd
+from orchestrator.planning.queues import Queues, overspend_bound_usd
 from orchestrator.simulation.environments import FloatArray, IntArray
 from orchestrator.simulation.table import PlanTable, TableControl, TableRun, run_table
 
@@ -95,7 +95,7 @@ def bound_use(setting: Setting, run: TableRun, control: TableControl) -> tuple[i
     """
     bound_usd = (
         overspend_bound_usd(
-            control.penalty_weight * RATIO_HEADROOM * setting.table.best_ratio_samples_per_usd,
+            control.penalty_weight * setting.table.best_ratio_samples_per_usd,
             control.budget_usd_per_s,
             slot_bill_max_usd=float(setting.table.costs.max()) * control.slot_s,
             slot_s=control.slot_s,

@@ -74,7 +74,7 @@ def two_bw(problem: PlanningProblem, out_of_time: OutOfTime) -> Groups | None:
     for depth in range(1, min(len(devices), problem.model.num_layers) + 1):
         for width in {len(devices) // depth, max(1, len(devices) // depth // 2)}:
             chains = [
-                _even(cost, [make_team([d]) for d in devices[w * depth : (w + 1) * depth]])
+                even_chain(cost, [make_team([d]) for d in devices[w * depth : (w + 1) * depth]])
                 for w in range(width)
             ]
             for size in microbatch_sizes(problem.microbatch_samples):
@@ -118,7 +118,8 @@ def _kind_grid(cost: CostModel, kind: str) -> Iterator[Stages]:
             if depth > 1 and len(teams) // depth == len(teams) // (depth - 1) and depth > 8:
                 continue  # a deeper chain with no more replicas and more borders
             chains = tuple(
-                _even(cost, teams[r * depth : (r + 1) * depth]) for r in range(len(teams) // depth)
+                even_chain(cost, teams[r * depth : (r + 1) * depth])
+                for r in range(len(teams) // depth)
             )
             if not chains:
                 continue
@@ -137,8 +138,8 @@ def _teams(devices: Sequence[Device], size: int) -> list[Team]:
     ]
 
 
-def _even(cost: CostModel, teams: Sequence[Team]) -> tuple[Stage, ...]:
-    """As many layers on every stage as can be."""
+def even_chain(cost: CostModel, teams: Sequence[Team]) -> tuple[Stage, ...]:
+    """Stages of one chain, with as many layers each as can be."""
     layers = cost.problem.model.num_layers
     cuts = [round(i * layers / len(teams)) for i in range(len(teams) + 1)]
     return tuple(

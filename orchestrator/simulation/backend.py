@@ -100,7 +100,8 @@ class SimulatedBackend:
         self._usage: list[Usage] = []
         self._reports: list[StepReport] = []
         self._events: list[ClusterEvent] = []
-        self._truths: dict[tuple[Plan, int, Speeds], StepEstimate] = {}
+        self._truths: dict[tuple[Plan, int, Speeds], StepEstimate] = {}  # with ``_links``
+        self._links = cluster.links
 
     @property
     def capabilities(self) -> Capabilities:
@@ -243,6 +244,9 @@ class SimulatedBackend:
         """What the next step really takes, with the speeds of this moment."""
         first, end = self._range(self._next_step)
         devices = [self._world.cluster.device(d) for d in plan.device_ids]
+        if self._world.cluster.links is not self._links:  # congested, or recovered
+            self._links = self._world.cluster.links
+            self._truths.clear()
         key = (plan, end - first, tuple((d.device_id, d.slowdown) for d in devices))
         if key not in self._truths:
             shares = step_shares(plan.groups, end - first)

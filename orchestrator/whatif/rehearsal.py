@@ -1,6 +1,6 @@
 """The closed loop on a virtual clock: what a file would do in days, told in seconds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import fsum
@@ -15,7 +15,7 @@ from orchestrator.inputs import read_text
 from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.simulation.backend import SimulatedBackend, SimulationOptions
 from orchestrator.simulation.traces import TraceEvent, emulated_trace, price_trace
-from orchestrator.strategies.registry import make_strategy
+from orchestrator.strategies.registry import Strategy, make_strategy
 from orchestrator.whatif.patience import Patient
 from orchestrator.whatif.plans import MAX_TEAM, figures_of
 from orchestrator.whatif.scenario import Scenario, load_scenario
@@ -120,8 +120,9 @@ def rehearse(
     measured: ModelProfile,
     *,
     days: float,
-    strategy: str,
+    strategy: str | Strategy,
     scenario: Scenario | None = None,
+    stopwatch: Callable[[], float] = lambda: 0.0,
 ) -> Rehearsal:
     """Run the control loop against the simulation until the run ends or the days are over.
 
@@ -132,9 +133,16 @@ def rehearse(
         config: The whole file, its traces included.
         measured: The model's layers, unscaled.
         days: Billed days.
-        strategy: Instead of the file's own.
+        strategy: Instead of the file's own: a name, or one of the caller's making.
         scenario: What happens to the cluster beyond the file's own traces.
+        stopwatch: Seconds that ``control.plan_deadline_s`` counts; by default none pass, and
+            every search comes to its end.
     """
+    name, strategy = (
+        (strategy, make_strategy(strategy))
+        if isinstance(strategy, str)
+        else (type(strategy).__name__, strategy)
+    )
     told = scenario or Scenario(seed=config.run.seed)
     cluster, model = figures_of(config, measured)
     speedup, feed = config.emulation.billing_speedup, config.cluster.price_feed
@@ -157,7 +165,7 @@ def rehearse(
     events: list[RunEvent] = []
     loop = ControlLoop(
         backend=backend,
-        strategy=Patient(make_strategy(strategy), waits_at_first=scenario is not None),
+        strategy=Patient(strategy, waits_at_first=scenario is not None),
         assignment=SlotAssignment(config.control.plan_deadline_s),
         options=LoopOptions(
             training=config.training,
@@ -174,16 +182,17 @@ def rehearse(
         model=model,
         sinks=(records.append,),
         book=lambda journal: events.extend(journal.events),
+        stopwatch=stopwatch,
     )
     try:
         while loop.outcome is None and (not records or records[-1].time_s < days * DAY_S):
             loop.tick()
     except InfeasibleError as error:
-        return Rehearsal(strategy, problem=str(error))
+        return Rehearsal(name, problem=str(error))
     finally:
         backend.close()
     ended = f"{loop.outcome.status}: {loop.outcome.reason}" if loop.outcome else ""
-    found = _summary(strategy, records, ended)
+    found = _summary(name, records, ended)
     lost = sum(event.kind == "lost" for event in events)
     return replace(found, lost=lost, redone=backend.num_redone, points=_points(records))
 

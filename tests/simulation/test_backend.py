@@ -101,6 +101,18 @@ def test_a_slow_down_counts_from_the_next_step() -> None:
     ] * 2
 
 
+def test_congested_links_count_from_the_next_step() -> None:
+    chain = make_plan(make_group([A, B], [0, 2, 4], [1] * 4))
+    narrowed = TraceEvent(at_step=4, links=("all",), bandwidth_ratio=0.001)
+    options = SimulationOptions(slot_s=10.0, num_samples=4000)
+    profile = make_profile(boundary_bytes=1e6)
+    backend = SimulatedBackend(make_cluster([A, B]), profile, TRAINING, options, [narrowed])
+    backend.apply(run(chain))
+    step_s = [r.step_s for r in backend.observe().reports if r.device_id == "a-0"]
+    assert len(set(step_s[:4])) == 1
+    assert min(step_s[4:]) > step_s[0]
+
+
 def test_a_new_price_ends_the_slot() -> None:
     backend = backend_of([TraceEvent(at_s=3.3, pool="a", price_usd_per_s=0.5)])
     backend.apply(run(ALONE))

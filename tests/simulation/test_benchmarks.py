@@ -23,7 +23,7 @@ HELD_HERE = (
 
 @pytest.mark.parametrize("name", HELD_HERE)
 def test_the_short_form_holds_its_bars(name: str) -> None:
-    options = argparse.Namespace(quick=True, seed=7, slots=0)
+    options = argparse.Namespace(quick=True, seed=7, slots=120)
     result = import_module(f"benchmarks.{name}").run(options)
     report = {"figures": [{"name": f.name, "value": f.value, "unit": ""} for f in result.figures]}
     assert [f.name for f in result.figures if not f.holds] == []

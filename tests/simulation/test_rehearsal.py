@@ -134,7 +134,7 @@ events: [{at_hour: 3, device: slow-0, speed_ratio: 0.4}]
 def told(tmp_path: Path, text: str = SCENARIO) -> Comparison:
     (tmp_path / "scenario.yaml").write_text(text)
     return Comparison(
-        RunConfig.parse(CONFIG), DAYS, ("cheapest", "do-nothing"), str(tmp_path / "scenario.yaml")
+        RunConfig.parse(CONFIG), 0.25, ("cheapest", "do-nothing"), str(tmp_path / "scenario.yaml")
     )
 
 
@@ -148,7 +148,8 @@ def test_a_run_goes_on_without_the_devices_that_a_scenario_takes(tmp_path: Path)
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
-    assert told(tmp_path).run(a_profile()) == told(tmp_path).run(a_profile())
+    found = replace(told(tmp_path), others=())
+    assert found.run(a_profile()) == found.run(a_profile())
 
 
 def test_a_run_waits_for_its_first_device(tmp_path: Path) -> None:

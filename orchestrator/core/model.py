@@ -210,7 +210,7 @@ class ModelProfile:
     model: str
     dtype: str
     layers: tuple[str, ...]
-    sizes: tuple[LayerSizes, ...]
+    sizes: tuple[LayerSizes, ...]  # smallest team first
     times: tuple[LayerTimes, ...]
     forward_flop_per_sample: tuple[float, ...] = ()
     edges: tuple[tuple[int, int], ...] = ()
@@ -241,6 +241,8 @@ class ModelProfile:
                 )
         if not num_layers or not self.sizes:
             raise ValueError("a profile needs layers and their sizes")
+        by_team = tuple(sorted(self.sizes, key=lambda size: size.team_size))
+        object.__setattr__(self, "sizes", by_team)
 
     @property
     def num_layers(self) -> int:

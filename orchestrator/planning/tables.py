@@ -49,7 +49,7 @@ class LayerTables:
         self._times: dict[tuple[str, int, int], TimeTable] = {}
         self._sizes: dict[int, SizeTable] = {}
         self._team_sizes: dict[str, tuple[int, ...]] = {}
-        self._smallest = min(model.sizes, key=lambda s: s.team_size)
+        self._smallest = model.sizes[0]
         self.smallest_team = self._smallest.team_size
         self.ties = tuple(
             (tuple(sorted(set(layers))), self._tie_bytes(index))

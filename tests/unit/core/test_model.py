@@ -2,7 +2,13 @@ import math
 
 import pytest
 
-from orchestrator.core.model import LayerSizes, LayerTimes, TrainingOptions, microbatch_sizes
+from orchestrator.core.model import (
+    LayerSizes,
+    LayerTimes,
+    ModelProfile,
+    TrainingOptions,
+    microbatch_sizes,
+)
 
 
 @pytest.mark.parametrize(("largest", "sizes"), [(1, (1,)), (6, (6, 3, 1)), (8, (8, 4, 2, 1))])
@@ -21,3 +27,11 @@ def test_a_figure_that_cannot_be_is_refused_with_its_layer(value):
         LayerTimes("gpu", 2, 4, (1.0, 1.0), (1.0, value), (0.0, 0.0))
     with pytest.raises(ValueError, match=f"teams of 2 is {value} in layer 1; it must be finite"):
         LayerSizes(2, (1.0, value), (0.0, 0.0), (0.0, 0.0))
+
+
+def test_sizes_stand_smallest_team_first_whatever_their_order_in_a_file():
+    sizes = tuple(LayerSizes(q, (8.0 / q,), (1.0,), (1.0,)) for q in (2, 1, 4))
+    times = (LayerTimes("gpu", 1, 1, (1.0,), (1.0,), (0.0,)),)
+    profile = ModelProfile("m", "fp32", ("layer",), sizes, times)
+    assert [size.team_size for size in profile.sizes] == [1, 2, 4]
+    assert profile.sizes[0].param_bytes == (8.0,)  # what moves and sums send: the whole layer

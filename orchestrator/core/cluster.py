@@ -181,6 +181,11 @@ class Link:
                 f"link {self.source} -> {self.target}: points must grow in bytes, not {self.points}"
             )
 
+    @property
+    def figures(self) -> tuple[object, ...]:
+        """All but the names of its ends: paths that share them serve alike."""
+        return self.latency_s, self.bandwidth_bytes_per_s, self.egress_usd_per_byte, self.points
+
     def rate_bytes_per_s(self, size_bytes: float) -> float:
         """Bandwidth at a message size."""
         if not self.points:

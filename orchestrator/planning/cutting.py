@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.core.cluster import Link, Team
+from orchestrator.core.cluster import Team
 from orchestrator.planning.groups import GroupModel
 
 FloatArray = NDArray[np.float64]
@@ -86,7 +86,7 @@ class CuttingTables:
     def border(self, upper: Team, lower: Team, microbatch: int) -> Border:
         """Messages from one team to the next and back."""
         down, up = self._model.link(upper, lower), self._model.link(lower, upper)
-        key = (microbatch, *_figures(down), *_figures(up))
+        key = (microbatch, down.figures, up.figures)
         found = self._borders.get(key)
         if found is None:
             inner = range(self._num_layers - 1)
@@ -102,7 +102,3 @@ class CuttingTables:
                 (down.egress_usd_per_byte + up.egress_usd_per_byte) * np.array(sizes),
             )
         return found
-
-
-def _figures(link: Link) -> tuple[object, ...]:
-    return (link.latency_s, link.bandwidth_bytes_per_s, link.egress_usd_per_byte, link.points)

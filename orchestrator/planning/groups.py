@@ -149,13 +149,7 @@ class GroupModel:
         found = self._borders.get(ends)
         if found is None:
             both = (self.link(source, target), self.link(target, source))
-            down, up = (
-                self._numbers.setdefault(
-                    (k.latency_s, k.bandwidth_bytes_per_s, k.egress_usd_per_byte, k.points),
-                    len(self._numbers),
-                )
-                for k in both
-            )
+            down, up = (self._numbers.setdefault(link.figures, len(self._numbers)) for link in both)
             found = self._borders[ends] = (down, up)
         return found
 

@@ -59,24 +59,11 @@ def cut_options(
     """The borders of ``partition``'s options, 0 and L included; alike chains share them."""
     if len(teams) > cost.problem.model.num_layers:
         return ()
-    key = _class_key(cost, teams, microbatch, schedule)
+    key = (cost.chain_key(teams), microbatch, schedule)
     found = cost.cuts.get(key)
     if found is None:
         found = cost.cuts[key] = _cuts(cost, teams, microbatch, schedule)
     return found
-
-
-def _class_key(
-    cost: CostModel, teams: tuple[Team, ...], microbatch: int, schedule: str
-) -> tuple[object, ...]:
-    """All that cuts depend on: two chains of like teams and links share them."""
-    links = [
-        (k.latency_s, k.bandwidth_bytes_per_s, k.egress_usd_per_byte, k.points)
-        for a, b in pairwise(teams)
-        for k in (cost.link(a, b), cost.link(b, a))
-    ]
-    classes = [(t.kind, t.size, cost.slowdown(t), cost.memory.usable_bytes(t)) for t in teams]
-    return (tuple(classes), tuple(links), microbatch, schedule)
 
 
 def _cuts(

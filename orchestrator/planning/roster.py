@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from orchestrator.core.cluster import ClusterState, Device, Link, Team, make_team
+from orchestrator.core.cluster import ClusterState, Device, Team, make_team
 
 Chain = tuple[int, ...]
 """Team indices of one group, in stage order."""
@@ -59,12 +59,9 @@ class Roster:
     def _path(self, source: Device, target: Device) -> tuple[object, ...]:
         """Figures of a link without the names of its ends; empty when nobody described it."""
         try:
-            link: Link = self._cluster.link(source, target)
+            return self._cluster.link(source, target).figures
         except ValueError:
             return ()
-        return (
-            link.latency_s, link.bandwidth_bytes_per_s, link.egress_usd_per_byte, link.points,
-        )  # fmt: skip
 
     def _node_key(self, node: Sequence[Device]) -> tuple[object, ...]:
         """What a node is and how it is joined to others, without a name."""

@@ -14,6 +14,7 @@ from orchestrator.planning.event import retime
 from orchestrator.planning.grouping import DeviceSpace
 from orchestrator.planning.roster import Roster
 from orchestrator.planning.search import Search
+from orchestrator.planning.tables import LayerTables
 from orchestrator.planning.templates import ClassSpace, binned
 from orchestrator.planning.trials import Evaluator, Space, State, Trial
 
@@ -33,12 +34,11 @@ def device_space(problem: PlanningProblem) -> Space:
 
 def team_sizes(problem: PlanningProblem) -> dict[str, tuple[int, ...]]:
     """Sizes of teams that may be formed, by kind."""
-    measured = {size.team_size for size in problem.model.sizes}
-    found: dict[str, set[int]] = {}
-    for times in problem.model.times:
-        if times.team_size in measured and times.team_size <= problem.max_team:
-            found.setdefault(times.kind, {1}).add(times.team_size)
-    return {kind: tuple(sorted(sizes)) for kind, sizes in found.items()}
+    tables = LayerTables(problem.model)
+    return {
+        kind: (1, *(q for q in tables.team_sizes(kind) if 1 < q <= problem.max_team))
+        for kind in problem.model.kinds
+    }
 
 
 def class_space(problem: PlanningProblem) -> Space:
@@ -48,17 +48,16 @@ def class_space(problem: PlanningProblem) -> Space:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """How finely a search looks at the cluster, and for how many devices that pays."""
+    """How finely a search looks at the cluster, and for how many devices at most that pays."""
 
-    least: int
     most: float
     prepare: Callable[[PlanningProblem], PlanningProblem]
     make_space: Callable[[PlanningProblem], Space]
 
 
 LEVELS = (
-    _Level(1, inf, lambda problem: replace(problem, cluster=binned(problem.cluster)), class_space),
-    _Level(1, 32, lambda problem: problem, device_space),
+    _Level(inf, lambda problem: replace(problem, cluster=binned(problem.cluster)), class_space),
+    _Level(32, lambda problem: problem, device_space),
 )
 """Neither is safe alone in the middle: there both run (docs/model.md, section 5.4), the coarse one
 first, as it comes to its end while the fine one takes all time there is."""
@@ -133,7 +132,7 @@ class Explorer:
 
 
 def _levels(problem: PlanningProblem) -> list[_Level]:
-    return [level for level in LEVELS if level.least <= len(problem.cluster.devices) <= level.most]
+    return [level for level in LEVELS if len(problem.cluster.devices) <= level.most]
 
 
 def _others(evaluator: Evaluator, search: Search, known: set[State]) -> list[Trial]:

@@ -256,10 +256,8 @@ class SimulatedBackend:
                 if share
             ]
             part = Plan(plan.generation, plan.schedule, tuple(groups))
-            problem = replace(
-                first_problem(self._world.cluster, self._model, self._training),
-                max_team=self._options.max_team,
-                overlap=self._training.overlap,
+            problem = first_problem(
+                self._world.cluster, self._model, self._training, max_team=self._options.max_team
             )
             self._truths[key] = run_step(CostModel(problem), part)
         return self._truths[key]

@@ -13,7 +13,7 @@ from orchestrator.core.cluster import Team
 from orchestrator.core.model import microbatch_sizes
 from orchestrator.core.plan import Stage
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.groups import GroupCurve
+from orchestrator.planning.groups import MOST_INFLIGHT_RATIO, GroupCurve
 from orchestrator.planning.partition import cut_options
 
 END_TOLERANCE = 1e-3
@@ -65,6 +65,7 @@ class Curves:
         self._options: dict[tuple[tuple[Team, ...], str, bool], tuple[Option, ...]] = {}
         self._forms: dict[tuple[object, ...], tuple[_Form, ...]] = before._forms if before else {}
         self._most: dict[tuple[object, ...], float] = before._most if before else {}
+        self._roomy: dict[tuple[int, int], bool] = before._roomy if before else {}
 
     def of(self, teams: tuple[Team, ...], schedule: str, *, replicated: bool) -> tuple[Option, ...]:
         """Cuts and sizes that no other option beats at every share; () when none fits."""
@@ -84,7 +85,7 @@ class Curves:
         options = [
             self.sized(_stages(teams, cuts), size, schedule, replicated=replicated)
             for size in self.sizes
-            for cuts in _few(cut_options(self._cost, teams, size, schedule))
+            for cuts in _few(self._cuts(teams, size, schedule))
         ]
         kept = _envelope([option for option in options if option])
         self._forms[key] = tuple(
@@ -119,10 +120,27 @@ class Curves:
             rates = (
                 size / self._busiest_s(teams, cuts[0], size)
                 for size in self.sizes
-                if (cuts := cut_options(self._cost, teams, size, schedule))
+                if (cuts := self._cuts(teams, size, schedule))
             )
             # Memory that binds the largest one leaves the next free to be cut evenly.
             found = self._most[key] = max(islice(rates, 2), default=0.0)
+        return found
+
+    def _cuts(
+        self, teams: tuple[Team, ...], size: int, schedule: str
+    ) -> tuple[tuple[int, ...], ...]:
+        """Those of dynamic programming at a size; where memory never binds, at the largest one."""
+        roomy = all(self._holds_all(team, len(teams)) for team in teams)
+        return cut_options(self._cost, teams, self.sizes[0] if roomy else size, schedule)
+
+    def _holds_all(self, team: Team, num_stages: int) -> bool:
+        """Whether a team could hold the whole model, and as much in flight as the first stage."""
+        key = (self._cost.alike(team), num_stages)
+        found = self._roomy.get(key)
+        if found is None:
+            whole = Stage(team, 0, self._cost.problem.model.num_layers)
+            held = self._cost.memory.max_held(whole, self.sizes[0])
+            found = self._roomy[key] = held >= MOST_INFLIGHT_RATIO * num_stages
         return found
 
     def _busiest_s(self, teams: Sequence[Team], cuts: Sequence[int], size: int) -> float:

@@ -6,6 +6,7 @@ exact time of 1F1B: no stage ends before the first microbatch has reached it, al
 done, and the last gradient has gone back.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import inf
@@ -24,8 +25,11 @@ from orchestrator.planning.event import retime
 from orchestrator.planning.roster import Grouping
 from orchestrator.strategies.explorer import device_space
 
-MAX_COMBINATIONS = 400_000
+MAX_COMBINATIONS = 100_000
 """Of cuts and sizes that a grouping may leave after the bounds."""
+
+LIMIT_S = 30.0
+"""CPU time after which a problem counts as too large."""
 
 
 class TooLargeError(Exception):
@@ -56,8 +60,15 @@ class Exhaustive:
         self.num_groupings = self.num_evaluated = 0
 
     def best(self, floor: float) -> float:
-        """The largest J of any plan, or ``floor`` when there is none above it."""
+        """The largest J of any plan, or ``floor`` when there is none above it.
+
+        Raises:
+            TooLargeError: If the bounds leave too much to try.
+        """
+        end_s = time.process_time() + LIMIT_S
         for grouping in self._groupings():
+            if time.process_time() > end_s:
+                raise TooLargeError
             self.num_groupings += 1
             floor = max(floor, self._best_of(grouping, floor))
         return floor

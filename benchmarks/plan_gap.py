@@ -78,4 +78,4 @@ def run(options: argparse.Namespace) -> Result:
 
 
 if __name__ == "__main__":
-    main("plan_gap", run, [("runs", 4, "problems of each size and price")])
+    main("plan_gap", run, [("runs", 2, "problems of each size and price")])

@@ -16,7 +16,7 @@ NUM_POLISHED = 8
 """First guesses, best first, that are polished to find where to climb from."""
 
 NUM_KICKS = 8
-NUM_WARM_KICKS = 4
+NUM_WARM_KICKS = 3
 """Kicks of a climb: from first guesses, and from the plan that an earlier search found."""
 
 KICK_MOVES = 2

@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 CHECKPOINT_RESERVE_S = 2.0
 """Run time kept paid for: every device may be held while the last checkpoint is written."""
 
+MAX_TIME_CONSTANT_HORIZONS = 0.05
+"""Largest tau_V at the start with ``kappa: auto``, in horizons: a price of money that the first
+state estimated wrongly must come right in the course of the run, and leaves money unspent until."""
+
 
 class Treasury:
     """Holds the virtual queues and V, and learns rho, the most samples per dollar seen.
@@ -120,6 +124,7 @@ class Treasury:
             self._horizon_s,
             self.best_ratio_samples_per_usd,
             self.opening_samples_per_usd,
+            MAX_TIME_CONSTANT_HORIZONS * self._horizon_s if self._control.kappa == "auto" else inf,
         )
         if not first:
             self.queues = self.queues.rescaled(old, self.penalty_weight)

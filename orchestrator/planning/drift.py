@@ -45,14 +45,18 @@ class Drift:
     def lead(self, new: StepEstimate, old: StepEstimate) -> "Lead":
         """By how much ``new`` is ahead of ``old``, and how fast its own spending ends that.
 
-        The lead is taken in the middle of the next slot, were the old plan to stay for it.
+        The lead is taken in the middle of the next slot, were the old plan to stay for it. It
+        does not fade where the old plan would leave nothing owed: the average then goes unused,
+        and waiting brings no better moment.
         """
-        middle_usd = (self.backlog_usd + self.backlog_after_usd(old.cost_usd_per_s)) / 2.0
+        left_usd = self.backlog_after_usd(old.cost_usd_per_s)
+        middle_usd = (self.backlog_usd + left_usd) / 2.0
         dearer_usd_per_s = new.cost_usd_per_s - old.cost_usd_per_s
         faster = new.samples_per_s - old.samples_per_s
+        fading = dearer_usd_per_s * (new.cost_usd_per_s - self.budget_usd_per_s)
         return Lead(
             usd2_per_s=self.penalty_weight * faster - middle_usd * dearer_usd_per_s,
-            fading_usd2_per_s2=dearer_usd_per_s * (new.cost_usd_per_s - self.budget_usd_per_s),
+            fading_usd2_per_s2=fading if left_usd else 0.0,
             least_s=self.slot_s,
         )
 

@@ -61,7 +61,7 @@ class ControlOptions:
     """D, the planning epoch, in seconds of the run's clock."""
 
     kappa: Literal["auto"] | float = "auto"
-    """Sets V = kappa b H / rho; auto: 0.2 with an estimated price of money, else 0.05."""
+    """Sets V = kappa b H / rho; auto: up to 0.2 with an estimated price of money, else 0.05."""
 
     penalty_weight: float | None = None
     """V itself, in $^2/sample; overrides kappa's."""

@@ -179,6 +179,7 @@ def penalty_weight(
     horizon_s: float,
     rho_samples_per_usd: float,
     opening_samples_per_usd: float = 0.0,
+    max_time_constant_s: float = inf,
 ) -> float:
     """V in $^2/sample: ``b t`` is never overspent by more than ``kappa b H`` and one slot's bill.
 
@@ -193,6 +194,7 @@ def penalty_weight(
             ``RATIO_HEADROOM`` is added here.
         opening_samples_per_usd: lambda_hat, at most rho: the price of money at which the backlog
             opens, Q_0 = V lambda_hat; 0 where it opens empty.
+        max_time_constant_s: Largest ``tau_V = V lambda_hat / b``, where the price opens.
 
     Raises:
         ValueError: If one of the others is not positive.
@@ -205,7 +207,10 @@ def penalty_weight(
             f"V needs positive kappa, budget, horizon and samples per dollar, not {arguments}"
         )
     room_samples_per_usd = RATIO_HEADROOM * rho_samples_per_usd - opening_samples_per_usd
-    return kappa * budget_usd_per_s * horizon_s / room_samples_per_usd
+    weight = kappa * budget_usd_per_s * horizon_s / room_samples_per_usd
+    if not opening_samples_per_usd:
+        return weight
+    return min(weight, max_time_constant_s * budget_usd_per_s / opening_samples_per_usd)
 
 
 def queue_cap_usd(options: BudgetOptions, line_usd: float) -> float | None:

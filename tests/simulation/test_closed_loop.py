@@ -419,9 +419,10 @@ def test_the_horizon_scales_how_far_spending_may_run_ahead() -> None:
     bounds = []
     for hours in (4.0, 40.0):
         budget = BudgetOptions(average_per_hour_usd=2.0, horizon_hours=hours)
-        run = rehearsal(budget=budget).run(max_slots=1)  # later plans follow the price of money
+        control = ControlOptions(slot_s=SLOT_S, kappa=0.1)
+        run = rehearsal(budget=budget, control=control).run(max_slots=1)
         bounds.append(run.records[-1].overspend_bound_usd)
-    assert bounds[1] - bounds[0] == pytest.approx(0.2 * 2.0 * 36.0, rel=1e-9)
+    assert bounds[1] - bounds[0] == pytest.approx(0.1 * 2.0 * 36.0, rel=1e-9)
 
 
 def test_a_fixed_penalty_weight_is_left_alone() -> None:

@@ -10,7 +10,7 @@ from orchestrator.planning.queues import BudgetOptions
 from tests.unit.builders import make_cluster, make_device
 
 BUDGET = BudgetOptions(average_per_hour_usd=3.6, horizon_hours=10.0)
-CONTROL = ControlOptions(slot_s=60.0)
+CONTROL = ControlOptions(slot_s=60.0, kappa=0.2)
 CLUSTER = make_cluster([make_device("gpu-0")], price_usd_per_s=0.01)
 
 

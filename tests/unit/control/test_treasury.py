@@ -84,8 +84,8 @@ def test_a_second_of_the_run_has_the_budget_of_so_many_billed_ones() -> None:
 
 
 def test_the_backlog_opens_at_the_estimated_price_and_leaves_kappa_b_h_to_overspend() -> None:
-    """V = 0.2 b H / (1.2 rho - lambda), Q_0 = V lambda."""
-    treasury = Treasury(BUDGET, CONTROL)
+    """V = kappa b H / (1.2 rho - lambda), Q_0 = V lambda."""
+    treasury = Treasury(BUDGET, replace(CONTROL, kappa=0.2))
     treasury.learn([running(10.0, 0.01)])  # rho 1000
     treasury.open(BudgetValue(400.0, 3.0))
     assert treasury.penalty_weight == pytest.approx(7.2 / 800)
@@ -95,8 +95,18 @@ def test_the_backlog_opens_at_the_estimated_price_and_leaves_kappa_b_h_to_oversp
     assert treasury.line_usd == pytest.approx(7.2)
 
 
-def test_the_line_stands_when_a_better_ratio_moves_weight_and_place_holder() -> None:
+def test_by_default_the_price_of_money_follows_within_a_twentieth_of_the_horizon() -> None:
     treasury = Treasury(BUDGET, CONTROL)
+    treasury.learn([running(10.0, 0.01)])
+    treasury.open(BudgetValue(400.0, 3.0))
+    assert treasury.time_constant_s == pytest.approx(1800.0)
+    assert treasury.line_usd == pytest.approx(3.6)  # of the 7.2 $ of kappa 0.2
+    treasury.open(BudgetValue(100.0, 3.0))
+    assert treasury.line_usd == pytest.approx(7.2)
+
+
+def test_the_line_stands_when_a_better_ratio_moves_weight_and_place_holder() -> None:
+    treasury = Treasury(BUDGET, replace(CONTROL, kappa=0.2))
     treasury.learn([running(10.0, 0.01)])
     treasury.open(BudgetValue(400.0, 3.0))
     treasury.learn([running(20.0, 0.01)])
@@ -112,7 +122,7 @@ def test_a_price_above_every_ratio_opens_at_the_best_ratio() -> None:
 
 
 def test_a_cap_below_the_opening_backlog_opens_under_it_and_forgives_nothing() -> None:
-    treasury = Treasury(replace(BUDGET, queue_cap=0.5), CONTROL)
+    treasury = Treasury(replace(BUDGET, queue_cap=0.5), replace(CONTROL, kappa=0.2))
     treasury.learn([running(10.0, 0.01)])
     treasury.open(BudgetValue(400.0, 3.0))
     assert 0 < treasury.queues.backlog_usd <= 0.5
@@ -123,7 +133,7 @@ def test_a_cap_below_the_opening_backlog_opens_under_it_and_forgives_nothing() -
 
 def test_missing_samples_raise_the_weight_and_with_it_the_line_for_good() -> None:
     """omega_z = b / r_ref = 0.001 / 4: 60 s at 3 samples/s short of 5 are 0.03 $."""
-    treasury = Treasury(replace(BUDGET, min_samples_per_s=5.0), CONTROL)
+    treasury = Treasury(replace(BUDGET, min_samples_per_s=5.0), replace(CONTROL, kappa=0.2))
     treasury.learn([running(10.0, 0.01)])
     treasury.open(BudgetValue(400.0, 4.0))
     before = treasury.line_usd

@@ -63,6 +63,12 @@ def test_the_lead_is_what_the_middle_of_the_next_slot_will_show() -> None:
     assert lead.fading_usd2_per_s2 == pytest.approx((0.5 - 1.4) * (0.5 - 1.0))
 
 
+def test_waiting_ends_where_nothing_is_owed_however_small_the_weight() -> None:
+    """A slot of the plan owes 90 $ at a weight of a millionth: it runs all the same."""
+    drift = Drift(1e-6, 0.0, budget_usd_per_s=1.0, slot_s=10.0)
+    assert drift.lead(plan(10.0, 50.0), plan(0.0, 0.0)).gain_usd2(100.0) == pytest.approx(5e-3)
+
+
 def test_two_plans_around_the_budget_take_turns_more_rarely_the_longer_the_pause() -> None:
     """The dwelling time grows with the square root of the pause."""
 

@@ -45,6 +45,17 @@ def test_cap_forgives_and_says_how_much() -> None:
     assert queues == Queues(backlog_usd=5.0, forgiven_usd=3.0)
 
 
+def test_weight_leaves_kappa_b_h_above_the_opening_backlog() -> None:
+    weight = penalty_weight(0.05, 2.0, 100.0, 1000.0, opening_samples_per_usd=400.0)
+    assert weight * (1.2 * 1000.0 - 400.0) == pytest.approx(0.05 * 2.0 * 100.0)
+
+
+def test_time_constant_is_at_most_what_was_asked() -> None:
+    """Where idling and the thriftiest plan take turns, kappa alone would make it the horizon."""
+    weight = penalty_weight(0.2, 2.0, 100.0, 1000.0, 1000.0, max_time_constant_s=5.0)
+    assert weight * 1000.0 / 2.0 == pytest.approx(5.0)  # tau_V = V lambda / b
+
+
 def test_automatic_cap_lies_above_every_price_of_money() -> None:
     options = BudgetOptions(average_per_hour_usd=4.0, queue_cap="auto")
     weight = penalty_weight(0.05, 0.001, 3600.0, rho_samples_per_usd=1000.0)

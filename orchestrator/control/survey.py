@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from orchestrator.control.treasury import Treasury
-from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
+from orchestrator.core.slot import Candidate, PlanningProblem
 from orchestrator.errors import InfeasibleError
 from orchestrator.planning.constraints import Row, broken
 from orchestrator.planning.cost import CostModel
@@ -82,7 +82,6 @@ def survey(
 def _value(
     cost: CostModel, found: Sequence[Candidate], rows: Sequence[Row], *, may_idle: bool
 ) -> BudgetValue:
-    idle = replace(IDLE_ESTIMATE, cost_usd_per_s=cost.standing_usd_per_s)
     estimates = [c.estimate for c in found if not c.plan.is_idle and broken(cost, rows, c) is None]
-    state = [*estimates, idle] if may_idle or not estimates else estimates
+    state = [*estimates, cost.idle] if may_idle or not estimates else estimates
     return budget_value([state], cost.problem.budget_usd_per_s)

@@ -41,6 +41,11 @@ class CostModel(GroupModel):
             other._sums = GradientSums(other.tables, problem.cluster)
         return other
 
+    @property
+    def idle(self) -> StepEstimate:
+        """Doing nothing: no samples, at the price of what is billed anyway."""
+        return replace(IDLE_ESTIMATE, cost_usd_per_s=self.standing_usd_per_s)
+
     def memory_error(
         self, groups: Sequence[Group], schedule: str = "1f1b", *, replicated: bool | None = None
     ) -> str | None:
@@ -76,7 +81,7 @@ class CostModel(GroupModel):
                 better than in closed form.
         """
         if not groups:
-            return replace(IDLE_ESTIMATE, cost_usd_per_s=self.standing_usd_per_s)
+            return self.idle
         figures = [self.figures(group, schedule) for group in groups]
         ends_s = stage_ends_s or [f.stage_ends_s for f in figures]
         group_s = tuple(map(max, ends_s))

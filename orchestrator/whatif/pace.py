@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from orchestrator.config import RunConfig
 from orchestrator.control.treasury import Treasury
-from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
+from orchestrator.core.slot import Candidate, PlanningProblem
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.frontier import budget_value
 from orchestrator.reports import figures
@@ -24,10 +24,8 @@ def pace_notes(
     Source: docs/model.md, section 4.4.
     """
     running = [c for c in candidates if not c.plan.is_idle]
-    cost = CostModel(problem)
-    idle = replace(IDLE_ESTIMATE, cost_usd_per_s=cost.standing_usd_per_s)
-    states = [[*(c.estimate for c in running), idle]]
-    value = budget_value(states, problem.budget_usd_per_s)
+    state = [*(c.estimate for c in running), CostModel(problem).idle]
+    value = budget_value([state], problem.budget_usd_per_s)
     if not value.price_of_money_samples_per_usd:
         return []
     speedup = config.emulation.billing_speedup

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
+from orchestrator.core.slot import Candidate, PlanningProblem
 from orchestrator.planning.constraints import Row
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.frontier import budget_value
@@ -37,8 +37,8 @@ def worth_beside(
     running = [c for c in candidates if not c.plan.is_idle]
     if not running:
         return None
-    standing = replace(IDLE_ESTIMATE, cost_usd_per_s=CostModel(problem).standing_usd_per_s)
-    value = budget_value([[*(c.estimate for c in running), standing]], problem.budget_usd_per_s)
+    state = [*(c.estimate for c in running), CostModel(problem).idle]
+    value = budget_value([state], problem.budget_usd_per_s)
     price = value.price_of_money_samples_per_usd
     cost = CostModel(replace(problem, penalty_weight=1.0, backlog_usd=price))
     best = max(running, key=lambda c: cost.score(c.estimate))

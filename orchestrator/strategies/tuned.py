@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem, StepEstimate
+from orchestrator.core.slot import Candidate, PlanningProblem, StepEstimate
+from orchestrator.planning.cost import CostModel
 from orchestrator.planning.frontier import budget_value
 from orchestrator.planning.trials import Trial
 from orchestrator.strategies.explorer import Explorer, OutOfTime, candidates_of
@@ -94,9 +95,10 @@ class FrozenPrice:
 
     def propose(self, problem: PlanningProblem, *, out_of_time: OutOfTime) -> tuple[Candidate, ...]:
         """The plan of best worth at the price and idle; see ``Strategy``."""
+        idle = CostModel(problem).idle
         if self.price_samples_per_usd is None:
             seen = plans_of_all_prices(self._explorer, problem, out_of_time)
-            state = [IDLE_ESTIMATE, *(trial.estimate for trial in seen)]
+            state = [idle, *(trial.estimate for trial in seen)]
             value = budget_value([state], problem.budget_usd_per_s)
             self.price_samples_per_usd = value.price_of_money_samples_per_usd
         price = self.price_samples_per_usd
@@ -107,5 +109,5 @@ class FrozenPrice:
 
         best = max(trials, key=lambda t: worth(t.estimate))
         # Level with idling, as a plan is that the price was taken from, it runs.
-        runs = worth(best.estimate) >= -1e-9 * best.estimate.samples_per_s
+        runs = worth(best.estimate) >= worth(idle) - 1e-9 * best.estimate.samples_per_s
         return candidates_of(problem, [best] if runs else [])

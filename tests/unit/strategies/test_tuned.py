@@ -65,6 +65,12 @@ def test_a_frozen_price_runs_faster_plans_the_lower_it_is() -> None:
     assert rates[0] > rates[1] > rates[2] == 0
 
 
+def test_a_frozen_price_runs_devices_that_are_billed_even_when_nothing_does() -> None:
+    offers = tuple(replace(o, billed="while_present") for o in SMALL.offers)
+    problem = demo_problem(replace(SMALL, offers=offers))
+    assert ran(make_strategy("frozen-price", setting=1e6), problem) is not None
+
+
 @pytest.mark.parametrize("name", TUNED)
 def test_without_a_setting_the_first_state_gives_one_that_stays(name: str) -> None:
     strategy = make_strategy(name)

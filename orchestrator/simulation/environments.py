@@ -127,22 +127,25 @@ class MarkovChain:
         found = np.empty(num_slots, dtype=np.int64)
         at = 0
         while at < num_slots:
-            leaving = 1.0 - matrix[state, state]
-            stay = num_slots if leaving <= 0 else int(rng.geometric(leaving))
+            if matrix[state, state] >= 1:
+                found[at:] = state
+                break
+            stay, onward = dwell(matrix, state, rng)
             found[at : at + stay] = state
-            at += stay
-            if leaving > 0:
-                onward = np.where(np.arange(len(matrix)) == state, 0.0, matrix[state]) / leaving
-                state = int(rng.choice(len(matrix), p=onward / onward.sum()))
+            at, state = at + stay, onward
         return found
+
+
+def dwell(transitions: FloatArray, state: int, rng: np.random.Generator) -> tuple[int, int]:
+    """Slots that a chain stays in a state which it can leave, and the state that follows."""
+    stay = int(rng.geometric(1.0 - transitions[state, state]))
+    onward = np.where(np.arange(len(transitions)) == state, 0.0, transitions[state])
+    return stay, int(rng.choice(len(transitions), p=onward / onward.sum()))
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Independent chains that move once a slot; a state is one level of each.
-
-    Source: docs/model.md, section 10 (reference cluster).
-    """
+    """Independent chains that move once a slot; a state is one level of each."""
 
     slot_s: float
     chains: tuple[MarkovChain, ...]

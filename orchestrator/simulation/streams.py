@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import simpy
 
-from orchestrator.simulation.environments import Level, MarkovChain
+from orchestrator.simulation.environments import Level, MarkovChain, dwell
 from orchestrator.simulation.preemptions import NodeTrace
 from orchestrator.simulation.traces import TraceEvent
 
@@ -54,10 +54,8 @@ class Chain:
         matrix = self.chain.transitions
         state = 0
         while matrix[state, state] < 1:
-            leaving = 1.0 - float(matrix[state, state])
-            yield env.timeout(self.slot_s * int(rng.geometric(leaving)))
-            onward = np.where(np.arange(len(matrix)) == state, 0.0, matrix[state])
-            old, state = state, int(rng.choice(len(matrix), p=onward / onward.sum()))
+            old, (num_slots, state) = state, dwell(matrix, state, rng)
+            yield env.timeout(self.slot_s * num_slots)
             for event in self._events(self.chain.levels[old], self.chain.levels[state], env, world):
                 world.happen(event)
 
@@ -129,7 +127,7 @@ class Preemptions:
 class Losses:
     """Losses that take several devices of a pool at once, and come back together.
 
-    Source: docs/model.md, section 6 names no law; rates and sizes are those of the scenario.
+    No law of the model stands behind them: rates and sizes are those of the scenario.
     """
 
     pool: str

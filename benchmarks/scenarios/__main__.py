@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable, Mapping
 
 from benchmarks.result import Result, main
-from benchmarks.scenarios import files, loop, rows, static
+from benchmarks.scenarios import files, growth, loop, ranks, rows, static
 from benchmarks.scenarios.files import ScenarioFile
 from benchmarks.scenarios.rows import Row
 
 RUNNERS: Mapping[str, Callable[[ScenarioFile, argparse.Namespace], list[Row]]] = {
     "static": static.run,
+    "growth": growth.run,
     "loop": loop.run,
+    "ranks": ranks.run,
 }
 
 

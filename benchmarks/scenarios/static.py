@@ -102,11 +102,16 @@ def run(file: ScenarioFile, options: argparse.Namespace) -> list[Row]:
     return [row for case in file.cases(quick=options.quick) for row in run_case(case, options)]
 
 
-def run_case(case: Case, options: argparse.Namespace) -> list[Row]:
-    """Ours, every strategy of the registry, the strong rivals, the optimum where feasible."""
+def contest_of(case: Case, options: argparse.Namespace) -> Contest:
+    """A case with the deadline of the long or the short form."""
     default_s = QUICK_DEADLINE_S if options.quick else DEADLINE_S
     deadline_s = float(case.get("quick_deadline_s" if options.quick else "deadline_s", default_s))
-    contest = Contest(case, problem_of(case), deadline_s)
+    return Contest(case, problem_of(case), deadline_s)
+
+
+def run_case(case: Case, options: argparse.Namespace) -> list[Row]:
+    """Ours, every strategy of the registry, the strong rivals, the optimum where feasible."""
+    contest = contest_of(case, options)
     ours = _ours(contest)
     rows = [ours, *_registry(contest), *_strong(contest)]
     if case.get("exhaustive", False):
@@ -158,7 +163,7 @@ def _strong(contest: Contest) -> Iterator[Row]:
     for rival in contest.case.get("strong", ()):
         name = str(rival["name"])
         if "joint_on" in rival:
-            yield contest.row(name, "strong", _joint_on(contest, rival["joint_on"]))
+            yield contest.row(name, "strong", joint_on(contest, rival["joint_on"]))
             continue
         recipe = RECIPES[rival["recipe"]]
         problem = replace(contest.problem, max_team=int(rival.get("max_team", 8)))
@@ -169,7 +174,7 @@ def _strong(contest: Contest) -> Iterator[Row]:
         yield contest.row(name, "strong", found, "" if groups else "no plan fits")
 
 
-def _joint_on(contest: Contest, pools: list[str]) -> Candidate | None:
+def joint_on(contest: Contest, pools: list[str]) -> Candidate | None:
     """The joint strategy on some pools alone."""
     cluster = contest.problem.cluster
     part = replace(cluster, devices=tuple(d for d in cluster.devices if d.pool in pools))

@@ -3,8 +3,6 @@
 The bars stand here once more, whatever the benchmarks hold themselves to. A benchmark that is
 missing or ends in an error falls short. All run in one process, so that what the control
 benchmarks have in common is built once.
-
-Source: docs/model.md, section 10.
 """
 
 import argparse

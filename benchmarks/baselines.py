@@ -169,7 +169,7 @@ def duty_cycled(policies: Iterable[FloatArray], shares: FloatArray, budget: floa
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Figure 13 of docs/model.md, section 10."""
+    """Figure 13 of ``benchmarks.acceptance``."""
     setting = reference_setting()
     world, rng = setting.world, np.random.default_rng(options.seed)
     budget, relaxation = world.budget_usd_per_s, world.environment.relaxation_slots

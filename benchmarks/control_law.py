@@ -167,7 +167,7 @@ def redrawn(shares: FloatArray, num_slots: int, rng: np.random.Generator) -> Int
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Figures 7 to 10 of docs/model.md, section 10."""
+    """Figures 7 to 10 of ``benchmarks.acceptance``."""
     setting = reference_setting()
     environment = setting.world.environment
     rng = np.random.default_rng(options.seed)

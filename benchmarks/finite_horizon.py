@@ -62,7 +62,7 @@ def column(rows: list[dict[str, object]], name: str) -> list[float]:
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Figures 11 and 12 of docs/model.md, section 10."""
+    """Figures 11 and 12 of ``benchmarks.acceptance``."""
     setting, rng = reference_setting(), np.random.default_rng(options.seed)
     weeks = measure(setting, WEEK_HOURS, 12 if options.quick else 100, rng)
     days = measure(setting, DAY_HOURS, 60 if options.quick else 400, rng)

@@ -191,7 +191,7 @@ def wall_clock_pct(setting: Setting, rule: Rule, state_T: IntArray, weight: floa
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Figure 17 of docs/model.md, section 10."""
+    """Figure 17 of ``benchmarks.acceptance``."""
     setting, rng = reference_setting(), np.random.default_rng(options.seed)
     environment = setting.world.environment
     count = 30_000 if options.quick else 200_000

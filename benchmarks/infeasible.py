@@ -63,7 +63,7 @@ def watch(setting: Setting, state_T: IntArray, floor_ratio: float) -> Watch:
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Figure 18 of docs/model.md, section 10.
+    """Figure 18 of ``benchmarks.acceptance``.
 
     How soon the alarm fires is seen on short paths, how often it is wrong on long ones.
     """

@@ -89,7 +89,7 @@ def measure(
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Figure 14 of docs/model.md, section 10."""
+    """Figure 14 of ``benchmarks.acceptance``."""
     setting, rng = reference_setting(), np.random.default_rng(options.seed)
     environment = setting.world.environment
     if options.quick:

@@ -14,7 +14,7 @@ PAUSES_S = (0.0, 30.0, 60.0)
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Figure 16 of docs/model.md, section 10: shares of an oracle that never pauses."""
+    """Figure 16 of ``benchmarks.acceptance``: shares of an oracle that never pauses."""
     setting, rng = reference_setting(), np.random.default_rng(options.seed)
     state_T = setting.world.environment.walk(60_000 if options.quick else 300_000, rng)
     law = setting.control(setting.weight(TAU_RELAXATIONS * setting.relaxation_slots))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.control_law import Setting, reference_setting
-from benchmarks.reference_world import World, all_states, price_plans
+from benchmarks.reference_world import all_states, price_plans
 from benchmarks.result import Figure, Result, main
 from orchestrator.core.cluster import ClusterState
 from orchestrator.simulation.environments import IntArray
@@ -18,7 +18,7 @@ SPEED_ERROR = 0.10
 TAU_RELAXATIONS = 16.0
 
 
-def misjudged(world: World, cluster: ClusterState, error: dict[str, float]) -> ClusterState:
+def misjudged(cluster: ClusterState, error: dict[str, float]) -> ClusterState:
     """The cluster as a controller sees it that misjudges every device by a lasting factor."""
     devices = tuple(
         replace(device, slowdown=device.slowdown * error[device.device_id])
@@ -33,7 +33,7 @@ def believed(setting: Setting, rng: np.random.Generator) -> PlanTable:
     error = {
         d.device_id: float(np.exp(rng.normal(0.0, SPEED_ERROR))) for d in world.cluster.devices
     }
-    clusters = [misjudged(world, cluster, error) for cluster in all_states(world)]
+    clusters = [misjudged(cluster, error) for cluster in all_states(world)]
     return price_plans(world, setting.library.plans, clusters)
 
 
@@ -51,7 +51,7 @@ def share_pct(
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Figure 15 of docs/model.md, section 10."""
+    """Figure 15 of ``benchmarks.acceptance``."""
     setting, rng = reference_setting(), np.random.default_rng(options.seed)
     num_slots, num_draws = (20_000, 10) if options.quick else (50_000, 40)
     rows: list[dict[str, object]] = []

@@ -1,4 +1,4 @@
-"""The short forms of the control benchmarks hold their bars: docs/model.md, section 10."""
+"""The short forms of the control benchmarks hold their bars: benchmarks.acceptance."""
 
 import argparse
 import json

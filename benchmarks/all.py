@@ -15,7 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = (
     "assignment", "baselines", "control_law", "executor", "finite_horizon", "frames", "infeasible",
-    "overhead", "planner_in_loop", "published", "reconfiguration", "robustness", "time_model",
+    "overhead", "plan_gap", "plan_time", "planner_in_loop", "published", "reconfiguration",
+    "robustness", "scale", "time_model",
 )  # fmt: skip
 
 

@@ -16,6 +16,10 @@ DEPTHS = (1, 2, 4, 8, 16, 3, 6, 12)
 """Stages of the first guesses that have one team size throughout."""
 
 
+MOST_IN_EVERY_WAY = 5
+"""Classes of which the first guesses without pipelines leave out any."""
+
+
 def seeds(stock: Stock, seconds_per_sample: Sequence[float]) -> list[Mix]:
     """All devices in one shape each, then chains over several classes; all that fit.
 
@@ -37,7 +41,7 @@ def seeds(stock: Stock, seconds_per_sample: Sequence[float]) -> list[Mix]:
             for template in [((c, size),) * depth]
             if (c, size) in stock.index_of and (count := stock.most(template))
         ]
-        found += [make_mix(dict(chosen[:k])) for k in range(len(chosen), 0, -1)]
+        found += [make_mix(dict(some)) for some in _some_of(chosen, every=depth == 1)]
     found += [_filled(stock, template, fastest) for template in _across(stock, fastest)]
     devices = [c for c in fastest for _ in range(stock.classes[c].num_devices)]
     for depth in DEPTHS[1:]:
@@ -45,6 +49,21 @@ def seeds(stock: Stock, seconds_per_sample: Sequence[float]) -> list[Mix]:
             chains = (tuple((c, 1) for c in hand) for hand in dealt_out(devices, num_groups))
             found.append(make_mix(Counter(chains)))
     return [mix for mix in dict.fromkeys(found) if mix and stock.fits(mix)]
+
+
+def _some_of(
+    chosen: Sequence[tuple[Template, int]], *, every: bool
+) -> Iterator[Sequence[tuple[Template, int]]]:
+    """All but the slowest classes, all but the fastest, one alone; few classes in every way.
+
+    Whatever comes first may have too little memory, or sum its gradients over slow links.
+    """
+    most = len(chosen)
+    yield from (chosen[:k] for k in range(most, 0, -1))
+    yield from (chosen[k:] for k in range(1, most))
+    yield from ([one] for one in chosen)
+    if every and most <= MOST_IN_EVERY_WAY:
+        yield from (some for k in range(2, most) for some in combinations(chosen, k))
 
 
 def _across(stock: Stock, fastest: Sequence[int]) -> Iterator[Template]:

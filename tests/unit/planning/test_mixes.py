@@ -1,0 +1,20 @@
+"""First guesses of the class level."""
+
+from itertools import chain, combinations
+
+from orchestrator.planning.mixes import seeds
+from orchestrator.planning.stock import DeviceClass, Stock
+
+
+def test_first_guesses_without_pipelines_leave_out_any_class() -> None:
+    """One of little memory, or behind slow links, must not stand in the way of the others."""
+    stock = Stock([DeviceClass(((2 * c, 2 * c + 1),), (1,)) for c in range(3)])
+    guesses = set(seeds(stock, [1.0, 1.1, 1.2]))
+    some = chain.from_iterable(combinations(range(3), count) for count in (1, 2, 3))
+    assert guesses >= {tuple((((c, 1),), 2) for c in classes) for classes in some}
+
+
+def test_first_guesses_try_every_class_alone_as_chains() -> None:
+    stock = Stock([DeviceClass(((2 * c, 2 * c + 1),), (1,)) for c in range(7)])
+    guesses = set(seeds(stock, [1.0 + c for c in range(7)]))
+    assert guesses >= {((((c, 1), (c, 1)), 1),) for c in range(7)}

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from orchestrator.core.cluster import Team
 from orchestrator.core.model import microbatch_sizes
 from orchestrator.core.plan import Stage
+from orchestrator.planning.bisection import bracket
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.groups import MOST_INFLIGHT_RATIO, GroupCurve
 from orchestrator.planning.partition import cut_options
@@ -182,19 +183,15 @@ def common_end(
             for options, count in zip(options_G, count_G, strict=True)
         )
 
-    low_s = 0.0
-    high_s = max(
+    latest_s = max(
         o.fill_drain_s + batch_samples / o.samples_per_s for options in options_G for o in options
     )
-    if done_by(high_s) < batch_samples:
+    if done_by(latest_s) < batch_samples:
         return inf, []
-    while high_s - low_s > END_TOLERANCE * high_s:
-        middle_s = (low_s + high_s) / 2
-        if done_by(middle_s) >= batch_samples:
-            high_s = middle_s
-        else:
-            low_s = middle_s
-    return high_s, [max(options, key=lambda o: o.samples_by(high_s)) for options in options_G]
+    _, end_s = bracket(
+        lambda time_s: done_by(time_s) >= batch_samples, 0.0, latest_s, tolerance=END_TOLERANCE
+    )
+    return end_s, [max(options, key=lambda o: o.samples_by(end_s)) for options in options_G]
 
 
 def _envelope(options: Sequence[Option]) -> tuple[Option, ...]:

@@ -6,6 +6,7 @@ Shape letters: K sets of alike groups.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from orchestrator.planning.bisection import bracket
 from orchestrator.planning.curves import Option
 from orchestrator.planning.waterfill import as_microbatches, deal_samples
 
@@ -87,17 +88,13 @@ def _deal_sets(
     def samples_by(time_s: float) -> int:
         return sum(k.num_groups * k.unit * k.units_by(time_s) for k in ladders)
 
-    low_s = 0.0
-    high_s = max(k.end_s(min(k.most, batch_samples)) for k in ladders)
-    if samples_by(high_s) < batch_samples or sum(count_K) > batch_samples:
+    latest_s = max(k.end_s(min(k.most, batch_samples)) for k in ladders)
+    if samples_by(latest_s) < batch_samples or sum(count_K) > batch_samples:
         return None
-    while high_s - low_s > LEVEL_TOLERANCE * high_s:
-        middle_s = (low_s + high_s) / 2
-        if samples_by(middle_s) >= batch_samples:
-            high_s = middle_s
-        else:
-            low_s = middle_s
-    units_K = [k.units_by(high_s) for k in ladders]
+    _, level_s = bracket(
+        lambda time_s: samples_by(time_s) >= batch_samples, 0.0, latest_s, tolerance=LEVEL_TOLERANCE
+    )
+    units_K = [k.units_by(level_s) for k in ladders]
     surplus = sum(k.num_groups * k.unit * n for k, n in zip(ladders, units_K, strict=True))
     surplus -= batch_samples
     cut = 0, 0, 0  # a set, groups that get one unit less, samples that one more group lacks

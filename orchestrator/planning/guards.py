@@ -7,9 +7,14 @@ from dataclasses import dataclass, field
 from orchestrator.core.cluster import ClusterState, Offer
 from orchestrator.core.plan import Migration
 from orchestrator.core.slot import NO_MIGRATION, Candidate, PlanningProblem
+from orchestrator.planning.bisection import bracket
 
 OVERRUN_STEPS = 2.0
 """Steps that devices may be held after the slot is closed: one under way, one voted on."""
+
+
+RUN_TOLERANCE = 1e-3
+"""Relative; how closely the longest run that is paid for is found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,13 +127,9 @@ def affordable_s(
     shortest_s = candidate.estimate.step_s + migration.pause_s
     if not fits(shortest_s):
         return 0.0
-    while longest_s - shortest_s > 1e-3 * longest_s:
-        middle_s = (shortest_s + longest_s) / 2
-        if fits(middle_s):
-            shortest_s = middle_s
-        else:
-            longest_s = middle_s
-    return shortest_s
+    return bracket(
+        lambda duration_s: not fits(duration_s), shortest_s, longest_s, tolerance=RUN_TOLERANCE
+    )[0]
 
 
 def _fresh_s(offer: Offer, duration_s: float) -> float:

@@ -6,6 +6,8 @@ from itertools import accumulate, pairwise
 from math import ceil, inf
 from typing import NamedTuple
 
+from orchestrator.planning.bisection import bracket
+
 PERIOD_TOLERANCE = 1e-3
 """Relative; how closely ``best_inflight`` finds the shortest period that memory allows."""
 
@@ -147,19 +149,18 @@ def best_inflight(chain: Chain, wanted_S: Sequence[int], room_S: Sequence[int]) 
     Source: docs/model.md, section 3.2.
     """
     plain_S = range(len(wanted_S), 0, -1)
-    low_s = high_s = max(*chain.work_s, chain.occupied_s)
-    if not low_s:  # nothing takes any time
+    tau_s = max(*chain.work_s, chain.occupied_s)
+    if not tau_s:  # nothing takes any time
         return tuple(map(min, wanted_S, room_S))
-    least_S = _least_inflight(chain, low_s, room_S)
+    least_S = _least_inflight(chain, tau_s, room_S)
     if least_S is None:
-        high_s, least_S = period_s(chain, plain_S, "1f1b"), list(plain_S)
-    while high_s - low_s > PERIOD_TOLERANCE * high_s:
-        middle_s = (low_s + high_s) / 2
-        found = _least_inflight(chain, middle_s, room_S)
-        if found is None:
-            low_s = middle_s
-        else:
-            high_s, least_S = middle_s, found
+        _, tau_s = bracket(
+            lambda longer_s: _least_inflight(chain, longer_s, room_S) is not None,
+            tau_s,
+            period_s(chain, plain_S, "1f1b"),
+            tolerance=PERIOD_TOLERANCE,
+        )
+        least_S = _least_inflight(chain, tau_s, room_S) or list(plain_S)
     inflight_S: list[int] = []
     used = -inf
     for least, wanted, room, trip_s, below_s in zip(
@@ -167,9 +168,9 @@ def best_inflight(chain: Chain, wanted_S: Sequence[int], room_S: Sequence[int]) 
     ):
         most = max(least, min(wanted, room))
         if inflight_S:  # K_s + 1 less the rounds from every s before it
-            most = min(most, 1 - _whole(used - below_s / high_s))
+            most = min(most, 1 - _whole(used - below_s / tau_s))
         inflight_S.append(most)
-        used = max(used, trip_s / high_s - most)
+        used = max(used, trip_s / tau_s - most)
     return tuple(inflight_S)
 
 

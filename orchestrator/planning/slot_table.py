@@ -9,6 +9,7 @@ from math import inf
 
 from orchestrator.core.slot import Candidate
 from orchestrator.planning.alike import AlikeSet, alike_sets
+from orchestrator.planning.bisection import bracket
 from orchestrator.planning.constraints import Row, RowUse, row_use, sums_usd
 from orchestrator.planning.cost import CostModel
 
@@ -118,15 +119,7 @@ class SlotTable:
         high_s = max(f + t * n for f, t, n in zip(self.fixed, self.tau, self.cap, strict=True))
         if holds(low_s):
             return low_s, low_s
-        while high_s - low_s > LEVEL_TOLERANCE * high_s:
-            middle_s = (low_s + high_s) / 2
-            if not low_s < middle_s < high_s:
-                break
-            if holds(middle_s):
-                high_s = middle_s
-            else:
-                low_s = middle_s
-        return low_s, high_s
+        return bracket(holds, low_s, high_s, tolerance=LEVEL_TOLERANCE)
 
 
 def slot_table(cost: CostModel, candidate: Candidate, rows: Sequence[Row]) -> SlotTable:

@@ -137,7 +137,7 @@ class Chooser:
         nothing better.
         """
         drift = Drift.of(problem, self.control.slot_s)
-        found = self.strategy.propose(problem, out_of_time=out_of_time)
+        found = self._propose(problem, out_of_time)
         asked_usd, best = problem.backlog_usd, _best_of_slot(found, drift)
         for _ in range(MAX_PRICE_ROUNDS):
             if best is None or out_of_time():
@@ -147,8 +147,7 @@ class Chooser:
             if most_usd <= MOVED_PRICE_RATIO * least_usd:
                 break
             asked_usd = after_usd
-            there = replace(problem, backlog_usd=asked_usd)
-            more = self.strategy.propose(there, out_of_time=out_of_time)
+            more = self._propose(replace(problem, backlog_usd=asked_usd), out_of_time)
             found = tuple({c.plan: c for c in (*more, *found)}.values())  # the first ones stay
             before, best = best, _best_of_slot(found, drift)
             if best is before:
@@ -163,11 +162,9 @@ class Chooser:
     def _priced(self, cost: CostModel, found: Sequence[Candidate]) -> tuple[Candidate, ...]:
         """What searches find that are told of the limits, in the time that is left."""
         out_of_time = self._deadline(0.5)
-
-        def propose(problem: PlanningProblem) -> tuple[Candidate, ...]:
-            return self.strategy.propose(problem, out_of_time=out_of_time)
-
-        return search_within(propose, cost, self.rows, found, out_of_time)
+        return search_within(
+            lambda problem: self._propose(problem, out_of_time), cost, self.rows, found, out_of_time
+        )
 
     def _within_rows(
         self, cost: CostModel, found: Sequence[Candidate]

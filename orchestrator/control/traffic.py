@@ -30,7 +30,7 @@ def step_traffic(plan: Plan, cluster: ClusterState, model: ModelProfile) -> tupl
 
     Source: docs/model.md, sections 3.6 and 3.7 (E).
     """
-    sent = [*_border_traffic(plan, cluster, model), *_ring_traffic(plan.groups, cluster, model)]
+    sent = [*_border_traffic(plan, model), *_ring_traffic(plan.groups, cluster, model)]
     return _charged(sent, cluster)
 
 
@@ -44,9 +44,7 @@ def move_traffic(moves: Iterable[Move], cluster: ClusterState) -> tuple[Traffic,
     return _charged(sent, cluster)
 
 
-def _border_traffic(
-    plan: Plan, cluster: ClusterState, model: ModelProfile
-) -> list[tuple[str, str, float]]:
+def _border_traffic(plan: Plan, model: ModelProfile) -> list[tuple[str, str, float]]:
     per_sample = model.sizes[0].boundary_bytes_per_sample
     sent = []
     for group in plan.groups:

@@ -17,7 +17,6 @@ from orchestrator.planning.tables import LayerTables
 MAX_CHAIN = 8
 """Most like devices that are tried together where one does not hold the model."""
 
-
 MAX_LENGTHENED = 2
 """Sets of alike groups that are tried with one device more in a group of theirs."""
 
@@ -242,7 +241,7 @@ class _Scene:
         column = _Column(copied, table.tau[a], table.fixed[a], table.cap[a], table.usd[a])
         return self._with(column, copied.device_ids)
 
-    def _column(self, option: Option) -> "_Column":
+    def _column(self, option: Option) -> _Column:
         size, period_s = option.microbatch, option.curve.period_s
         return _Column(
             group=Group(option.stages, (size,)),
@@ -253,7 +252,7 @@ class _Scene:
         )
 
     def _with(
-        self, column: "_Column", added: Sequence[str], *, instead_of: int | None = None
+        self, column: _Column, added: Sequence[str], *, instead_of: int | None = None
     ) -> SlotTable:
         """The table with one more column, for one group of a set or beside all of them.
 

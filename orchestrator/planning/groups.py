@@ -30,15 +30,11 @@ MOST_INFLIGHT_RATIO = 4  # of plain 1F1B's: a message each way between neighbour
 
 @dataclass(frozen=True, slots=True)
 class GroupCurve:
-    """Pipeline time over n microbatches: ``fill_drain_s + (n - 1) * period_s``."""
+    """Pipeline time over n microbatches, ``fill_drain_s + (n - 1) * period_s``; sums come after."""
 
     fill_drain_s: float
     period_s: float
     max_microbatches: int  # as far as memory goes
-
-    def seconds(self, num_microbatches: int) -> float:
-        """Time of a step's pipeline; its gradient sums come after."""
-        return self.fill_drain_s + (num_microbatches - 1) * self.period_s
 
 
 class _ChainFigures(NamedTuple):

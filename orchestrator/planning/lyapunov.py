@@ -1,7 +1,7 @@
 """The decision of a slot: drift plus penalty under guards that bind every strategy."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from orchestrator.core.plan import Migration, Plan
@@ -25,7 +25,6 @@ DEFAULT_KAPPA = 0.05
 
 KAPPA_WITH_ESTIMATE = 0.2
 """Overspend share when it starts at an estimated price of money: less of it is spent early."""
-
 
 LEAST_PAUSE_SLOTS = 0.05
 """Slots that a change of places counts as at least: beside its pause a step ends at a boundary,
@@ -119,11 +118,6 @@ class _Scene:
     options: ControlOptions
     current: Candidate | None  # the incumbent, when it runs and may be kept
     expected: StepEstimate | None  # what the incumbent was predicted to take until now
-
-    @property
-    def idle(self) -> StepEstimate:
-        """Doing nothing: no samples, at the price of what is billed anyway."""
-        return replace(IDLE_ESTIMATE, cost_usd_per_s=self.cost.standing_usd_per_s)
 
     def beats_idle(self, estimate: StepEstimate) -> bool:
         """Whether J is at least that of idling: what G1 needs of every plan that runs."""
@@ -233,7 +227,7 @@ def _choose(scene: _Scene, affordable: list[_Option], *, capped: bool) -> Decisi
     must_run = not scene.ledger.allow_idle and stay is None
     for option in affordable:
         if option is stay:
-            return _keep(scene, option, best=affordable[0])
+            return _keep(option, best=affordable[0])
         if incumbent is None or lost or must_run or _pays(scene, option, stay):
             return _change(scene, option, capped=capped)
     return _idle(
@@ -267,7 +261,7 @@ def earns_pause(
 def _pays(scene: _Scene, option: _Option, stay: _Option | None) -> bool:
     """Whether the plan's lead, while it lasts, is worth more than the change costs."""
     problem, new = scene.problem, option.candidate.estimate
-    old = stay.candidate.estimate if stay else scene.idle
+    old = stay.candidate.estimate if stay else scene.cost.idle
     least_s = LEAST_PAUSE_SLOTS * scene.options.slot_s
     if stay and _places(stay.candidate.plan) == _places(option.candidate.plan):
         least_s = 0.0  # shares follow the devices' speeds at once
@@ -293,7 +287,7 @@ def _idle(scene: _Scene, reason: str) -> Decision:
     return idle_decision(scene.problem.incumbent, scene.problem.schedules[0], reason)
 
 
-def _keep(scene: _Scene, stay: _Option, *, best: _Option) -> Decision:
+def _keep(stay: _Option, *, best: _Option) -> Decision:
     reason = "keep: no other plan is better"
     if best is not stay:
         reason = (

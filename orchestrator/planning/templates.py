@@ -21,7 +21,6 @@ from orchestrator.planning.trials import ChainSet, Trial
 SPEED_BIN = 0.05
 """Devices whose slow-downs differ by less count as alike."""
 
-
 NUM_SHOWN = 24
 """Nodes of a class on which the groups of a mix are laid out to see how far sums reach."""
 

@@ -32,7 +32,6 @@ State = tuple[Any, ...]
 Evaluate = Callable[[Sequence[Group], Sequence[Alike], str], StepEstimate]
 """Groups, how many each stands for, and schedule to estimate: in closed form, or exactly."""
 
-
 Assembled = tuple[tuple[Group, ...], tuple[Alike, ...]]
 """Groups, and for how many each stands."""
 

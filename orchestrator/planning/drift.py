@@ -46,8 +46,8 @@ class Drift:
         """By how much ``new`` is ahead of ``old``, and how fast its own spending ends that.
 
         The lead is taken in the middle of the next slot, were the old plan to stay for it. It
-        does not fade where the old plan would leave nothing owed: the average then goes unused,
-        and waiting brings no better moment.
+        does not fade where idling would leave nothing owed: the average then goes unused, and
+        waiting brings no better moment.
         """
         left_usd = self.backlog_after_usd(old.cost_usd_per_s)
         middle_usd = (self.backlog_usd + left_usd) / 2.0
@@ -56,7 +56,7 @@ class Drift:
         fading = dearer_usd_per_s * (new.cost_usd_per_s - self.budget_usd_per_s)
         return Lead(
             usd2_per_s=self.penalty_weight * faster - middle_usd * dearer_usd_per_s,
-            fading_usd2_per_s2=fading if left_usd else 0.0,
+            fading_usd2_per_s2=fading if left_usd or old.samples_per_s else 0.0,
             least_s=self.slot_s,
         )
 

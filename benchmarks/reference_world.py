@@ -239,12 +239,9 @@ def make_library(plans: Sequence[Plan], fixed: PlanTable) -> Library:
     """Plans of the same places become one column, which deals its shares anew in every state."""
     columns: dict[object, int] = {}
     column_of = [0]
-    for plan in plans:
-        places = tuple(
-            tuple((s.team.device_ids, s.first_layer, s.end_layer) for s in group.stages)
-            for group in plan.groups
-        )
-        column_of.append(columns.setdefault((places, plan.schedule), len(columns) + 1))
+    column_of += [
+        columns.setdefault((plan.places, plan.schedule), len(columns) + 1) for plan in plans
+    ]
     shape = (len(fixed.rates), len(columns) + 1)
     rates, costs, runs = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     for k, column in enumerate(column_of):

@@ -109,6 +109,14 @@ class Plan:
         return tuple(d for group in self.groups for d in group.device_ids)
 
     @property
+    def places(self) -> tuple[object, ...]:
+        """Which devices hold which layers: what a mere change of shares leaves alone."""
+        return tuple(
+            tuple((s.team.device_ids, s.first_layer, s.end_layer) for s in group.stages)
+            for group in self.groups
+        )
+
+    @property
     def num_samples(self) -> int:
         """The global batch."""
         return sum(group.num_samples for group in self.groups)

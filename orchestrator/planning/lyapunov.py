@@ -263,7 +263,7 @@ def _pays(scene: _Scene, option: _Option, stay: _Option | None) -> bool:
     problem, new = scene.problem, option.candidate.estimate
     old = stay.candidate.estimate if stay else scene.cost.idle
     least_s = LEAST_PAUSE_SLOTS * scene.options.slot_s
-    if stay and _places(stay.candidate.plan) == _places(option.candidate.plan):
+    if stay and stay.candidate.plan.places == option.candidate.plan.places:
         least_s = 0.0  # shares follow the devices' speeds at once
     return earns_pause(
         scene.drift.lead(new, old),
@@ -301,20 +301,12 @@ def _keep(stay: _Option, *, best: _Option) -> Decision:
 def _change(scene: _Scene, option: _Option, *, capped: bool) -> Decision:
     incumbent = scene.problem.incumbent
     plan = option.candidate.plan.with_generation(incumbent.generation + 1 if incumbent else 0)
-    same_places = incumbent is not None and _places(incumbent) == _places(plan)
+    same_places = incumbent is not None and incumbent.places == plan.places
     kind: DecisionKind = "reassign" if same_places else "switch"
     causes = [*_causes(scene), *(["budget_cap_near"] if capped else [])]
     reason = f"{kind}: {'; '.join([*causes, _effect(scene, option)])}"
     return Decision(
         kind, plan, option.candidate.estimate, reason, option.migration, option.run_until_s
-    )
-
-
-def _places(plan: Plan) -> tuple[object, ...]:
-    """Which device holds which layers: what a mere change of shares leaves alone."""
-    return tuple(
-        tuple((s.team.device_ids, s.first_layer, s.end_layer) for s in group.stages)
-        for group in plan.groups
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from orchestrator.core.plan import Group, Plan
 from orchestrator.planning.roster import Chain, Grouping, Roster, dealt_out
+from orchestrator.planning.sums import Alike
 from orchestrator.planning.trials import ChainSet, Trial
 
 MAX_NEIGHBOURS = 150
@@ -93,7 +94,7 @@ class DeviceSpace:
         found = []
         for chain in state:
             teams = tuple([self.teams[team] for team in chain])
-            found.append(ChainSet(teams, 1, teams))
+            found.append(ChainSet(teams, Alike(1, teams)))
         return found
 
     def used(self, state: Grouping) -> list[tuple[int, int]]:

@@ -16,6 +16,7 @@ from orchestrator.planning.mixes import near, seeds
 from orchestrator.planning.packing import assign
 from orchestrator.planning.roster import Roster
 from orchestrator.planning.stock import DeviceClass, Mix, Stock, Template, make_mix
+from orchestrator.planning.sums import Alike
 from orchestrator.planning.trials import ChainSet, Trial
 
 SPEED_BIN = 0.05
@@ -110,7 +111,7 @@ class ClassSpace:
             teams = self._shown(template)
             first = tuple(self._laid(parts[i], free, apart=True)) or teams
             twin = tuple(self._laid(parts[i], free, apart=True)) if count > 1 else ()
-            found[i] = ChainSet(teams, count, twin or first, first)
+            found[i] = ChainSet(teams, Alike(count, twin or first, first))
         return [found[i] for i in range(len(state))]
 
     def _shown(self, template: Template) -> tuple[Team, ...]:

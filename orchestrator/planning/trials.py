@@ -43,9 +43,7 @@ class ChainSet(NamedTuple):
     """A chain of teams, how many groups have such a one, and where two of them may lie."""
 
     teams: tuple[Team, ...]
-    num_groups: int
-    twin: tuple[Team, ...]
-    first: tuple[Team, ...] = ()  # where not on the teams themselves
+    alike: Alike
 
 
 class Space(Protocol):
@@ -237,7 +235,7 @@ class Evaluator:
         """About what the busiest stages of a state allow at most."""
         return max(
             sum(
-                chain.num_groups * self._curves.most_samples_per_s(chain.teams, schedule)
+                chain.alike.num_groups * self._curves.most_samples_per_s(chain.teams, schedule)
                 for chain in self.space.chains(state)
             )
             for schedule in self._schedules
@@ -253,20 +251,20 @@ class Evaluator:
         found = self._choices.get(key)
         if found is None:
             chains = self.space.chains(state)
-            num_groups = sum(chain.num_groups for chain in chains)
+            counts = [chain.alike.num_groups for chain in chains]
+            num_groups = sum(counts)
             options_G = [
                 self._curves.of(chain.teams, schedule, replicated=num_groups > 1)
                 for chain in chains
             ]
             fits = 0 < num_groups <= self._batch and all(options_G)
-            counts = [chain.num_groups for chain in chains]
             found = common_end(options_G, counts, self._batch) if fits else (inf, [])
             self._choices[key] = found
         return found
 
     def _assembled(self, state: State, schedule: str) -> Trial | None:
         _, chosen = self._choice(state, schedule)
-        alike = [Alike(c.num_groups, c.twin, c.first) for c in self.space.chains(state)]
+        alike = [chain.alike for chain in self.space.chains(state)]
         empty = Trial(state, schedule, (), (), IDLE_ESTIMATE, self.space)
         every = (
             self.priced(empty, dealt, self.estimate)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 BENCHMARKS = (
     "assignment", "baselines", "control_law", "executor", "finite_horizon", "frames", "infeasible",
     "overhead", "plan_gap", "plan_time", "planner_in_loop", "published", "reconfiguration",
-    "robustness", "scale", "time_model",
+    "robustness", "scale", "scenarios", "time_model",
 )  # fmt: skip
 
 
@@ -45,8 +45,32 @@ def as_markdown(reports: list[dict[str, object]]) -> str:
         for f in figures:
             holds = ("yes" if f["holds"] else "**no**") if f["bar"] else ""
             lines.append(f"| {f['name']} | {f['value']:.4g} | {f['unit']} | {f['bar']} | {holds} |")
-        lines.append("")
+        lines += ["", *_scenarios(report)]
     return "\n".join(lines)
+
+
+def _scenarios(report: dict[str, object]) -> list[str]:
+    """A table for every scenario, the refused ones with the reason; best first, losses too."""
+    told, table = report.get("scenarios", {}), report["table"]
+    assert isinstance(told, dict)
+    assert isinstance(table, list)
+    lines: list[str] = []
+    for name, row in told.items():
+        lines += [f"### {name}: {row['title']}", "", str(row["says"]).strip(), ""]
+        if row["refused"]:
+            lines += [f"Refused: {row['refused']}.", ""]
+            continue
+        lines += ["| case | strategy | samples/s | least to most | $/h | of ours, % | how |"]
+        lines += ["|---|---|---|---|---|---|---|"]
+        for cells in (c for c in table if c["scenario"] == name):
+            ours = "**" if cells["role"] == "ours" else ""
+            lines.append(
+                f"| {cells['case']} | {ours}{cells['strategy']}{ours} ({cells['role']}) "
+                f"| {cells['samples_per_s']:.4g} | {cells['low']:.4g} to {cells['high']:.4g} "
+                f"| {cells['usd_per_hour']:.4g} | {cells['of_ours_pct']:.4g} | {cells['note']} |"
+            )
+        lines.append("")
+    return lines
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ its ``world`` that of docs/scenarios.md. A case picks a model and so many device
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -189,22 +189,17 @@ class Case:
         return float(given) * 1e9 if given else known or 1e12
 
 
-def load(name: str) -> ScenarioFile:
-    """A scenario's file by its name.
+@cache
+def _all() -> dict[str, Mapping[str, Any]]:
+    every = [yaml.safe_load(p.read_text("utf-8")) for p in sorted(FOLDER.glob("s[0-9]*.yaml"))]
+    return {str(data["scenario"]): data for data in every}
 
-    Raises:
-        ValueError: If there is none.
-    """
-    for path in sorted(FOLDER.glob("s[0-9]*.yaml")):
-        data = yaml.safe_load(path.read_text("utf-8"))
-        if data["scenario"] == name:
-            return ScenarioFile(data)
-    raise ValueError(f"there is no scenario {name!r} in {FOLDER}")
+
+def load(name: str) -> ScenarioFile:
+    """A scenario's file by its name. Raises KeyError when there is none."""
+    return ScenarioFile(_all()[name])
 
 
 def names() -> list[str]:
     """Of all files, in order."""
-    return [
-        str(yaml.safe_load(path.read_text("utf-8"))["scenario"])
-        for path in sorted(FOLDER.glob("s[0-9]*.yaml"))
-    ]
+    return list(_all())

@@ -82,11 +82,12 @@ def _run_case(case: Case, options: argparse.Namespace) -> list[Row]:
 
     def row(name: str, role: Role, rates: dict[int, float], rule: str, start: int) -> Row:
         found = [c.run(rates, _rule(rule, c, rates), start) for c in courses]
-        worth = [w for w, _ in found]
+        worth, changes = [w for w, _ in found], np.mean([n for _, n in found])
+        note = f"{len(courses)} runs; {changes:.1f} changes of batch; samples by their worth"
         return Row(
             case.file.name, case.name, name, role, float(np.mean(worth)), min(worth), max(worth),
             price * HOUR_S, 1.0,
-            f"{len(courses)} runs; {np.mean([n for _, n in found]):.1f} changes of batch; worth of first-batch samples",
+            note,
         )  # fmt: skip
 
     return [

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from benchmarks import reference_data
 from benchmarks.scenarios.files import Case, ScenarioFile
 from benchmarks.scenarios.rivals import (
     Fallback,
+    KeepFirst,
     LookAhead,
     Reorder,
     Restart,
@@ -26,9 +26,9 @@ from benchmarks.scenarios.rivals import (
     Spy,
     Told,
 )
-from benchmarks.scenarios.rows import OURS, Role, Row
+from benchmarks.scenarios.rows import MORE_TIME, OURS, SEVERAL_SEARCHES, Role, Row
 from orchestrator.config import RunConfig
-from orchestrator.strategies.registry import Strategy
+from orchestrator.strategies.registry import Strategy, make_strategy
 from orchestrator.whatif.rehearsal import Rehearsal, rehearse
 from orchestrator.whatif.scenario import Scenario, load_scenario
 
@@ -66,13 +66,14 @@ class _Stage:
     case: Case
     quick: bool
 
-    @cached_property
-    def config(self) -> RunConfig:
-        """The run, with the deadline of the form."""
-        config, deadline_s = self.case.config, self.case.get("quick_deadline_s")
-        if not self.quick or deadline_s is None:
-            return config
-        control = replace(config.control, plan_deadline_s=float(deadline_s))
+    def config(self, strategy: str) -> RunConfig:
+        """The run, with the deadline of the form and of the strategy."""
+        config = self.case.config
+        limit_s = config.control.plan_deadline_s
+        if self.quick:
+            limit_s = float(self.case.get("quick_deadline_s", limit_s))
+        limit_s *= MORE_TIME if strategy in SEVERAL_SEARCHES else 1.0
+        control = replace(config.control, plan_deadline_s=limit_s)
         return config.model_copy(update={"control": control})
 
     @property
@@ -122,7 +123,7 @@ def _fare(stage: _Stage, name: str, rival: Mapping[str, Any], world: Scenario) -
         strategy = RIVALS[rival["rival"]](rival, spy)
         world = Scenario((*world.streams, spy), world.seed)
     return rehearse(
-        stage.config,
+        stage.config(name),
         stage.case.profile,
         days=stage.days,
         strategy=strategy,
@@ -138,6 +139,7 @@ RIVALS: Mapping[str, Callable[[Mapping[str, Any], Spy], Strategy]] = {
     "told": lambda row, spy: Told(spy),
     "fallback": lambda row, spy: Fallback(str(row["first"]), str(row["second"])),
     "single-kind": lambda row, spy: SingleKind(),
+    "keep-first": lambda row, spy: KeepFirst(make_strategy(str(row["strategy"]))),
     "reorder": lambda row, spy: Reorder(spy),
 }
 """What ``rival`` of a file's row stands for."""

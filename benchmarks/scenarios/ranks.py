@@ -63,26 +63,15 @@ def max_min(value_JK: FloatArray) -> tuple[float, FloatArray]:
         The value, and X: how much of the time job j has kind k.
     """
     jobs, kinds = value_JK.shape
-    size = jobs * kinds
-    rows, limits = [], []
-    for j in range(jobs):
-        row = np.zeros(size + 1)
-        row[j * kinds : (j + 1) * kinds] = -value_JK[j]
-        row[-1] = 1.0
-        rows.append(row)
-        limits.append(0.0)
-    for j in range(jobs):
-        row = np.zeros(size + 1)
-        row[j * kinds : (j + 1) * kinds] = 1.0
-        rows.append(row)
-        limits.append(1.0)
-    for k in range(kinds):
-        row = np.zeros(size + 1)
-        row[k:size:kinds] = 1.0
-        rows.append(row)
-        limits.append(1.0)
-    aim = np.zeros(size + 1)
-    aim[-1] = -1.0
-    solved = linprog(aim, A_ub=np.array(rows), b_ub=limits, method="highs")
+    value = np.kron(np.eye(jobs), np.ones(kinds)) * -value_JK.reshape(-1)  # J rows over X
+    job = np.kron(np.eye(jobs), np.ones(kinds))
+    kind = np.kron(np.ones(jobs), np.eye(kinds))
+    least = np.concatenate([np.ones(jobs), np.zeros(jobs + kinds)])
+    solved = linprog(
+        np.concatenate([np.zeros(jobs * kinds), [-1.0]]),
+        A_ub=np.column_stack([np.vstack([value, job, kind]), least]),
+        b_ub=1.0 - least,
+        method="highs",
+    )
     assert solved.status == 0, f"max-min ended with {solved.message!r}"
     return -float(solved.fun), solved.x[:-1].reshape(jobs, kinds)

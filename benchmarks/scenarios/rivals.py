@@ -185,6 +185,26 @@ class Fallback:
 
 
 @dataclass
+class KeepFirst:
+    """The first plan of a strategy as long as its devices are there; then its next one.
+
+    Args:
+        strategy: Such as ``slot-cap``: the fastest plan within the budget at the first prices.
+    """
+
+    strategy: Strategy
+
+    deals_shares = False
+
+    def propose(self, problem: PlanningProblem, *, out_of_time: OutOfTime) -> tuple[Candidate, ...]:
+        """The plan in place and idle; see ``Strategy``."""
+        plan, cost = problem.incumbent, CostModel(problem)
+        if plan is None or plan.is_idle or not all(map(problem.cluster.has, plan.device_ids)):
+            return self.strategy.propose(problem, out_of_time=out_of_time)
+        return (candidate_of(cost, plan.groups, plan.schedule), idle_candidate(cost))
+
+
+@dataclass
 class Spy:
     """A stream that does nothing but know the true cluster."""
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from orchestrator.control.survey import survey
 from orchestrator.control.treasury import Treasury
 from orchestrator.core.slot import Candidate, Decision, PlanningProblem, StepEstimate
-from orchestrator.errors import InfeasibleError
 from orchestrator.planning.constraints import Row, broken
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.drift import Drift
 from orchestrator.planning.event import retime
 from orchestrator.planning.guards import LedgerView
 from orchestrator.planning.lyapunov import ControlOptions, Incumbent, decide, idle_decision
-from orchestrator.planning.pricing import is_held_back, nearest_breach, search_within
+from orchestrator.planning.pricing import is_held_back, nearest_breach, refusal, search_within
 
 if TYPE_CHECKING:
     from orchestrator.planning.assignment import AssignmentResult, SlotAssignment
@@ -211,10 +210,7 @@ class Chooser:
         """Name the limits as what lets nothing run; an error when nothing ever ran."""
         nearest = nearest_breach(cost, self.rows, found)
         if cost.problem.incumbent is None:
-            raise InfeasibleError(
-                "no plan found obeys every limit of budget.limits; the one that comes nearest "
-                f"breaks {nearest}; raise it, or lower what min_share asks"
-            )
+            raise refusal(nearest)
         if decision.kind != "idle":
             return decision
         reason = f"user_rows_infeasible: the plan that comes nearest to the limits breaks {nearest}"

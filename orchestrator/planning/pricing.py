@@ -6,6 +6,7 @@ from math import inf
 
 from orchestrator.core.cluster import ClusterState, Link, Offer
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
+from orchestrator.errors import InfeasibleError
 from orchestrator.planning.constraints import Breach, Row, breaches, broken
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
@@ -159,6 +160,14 @@ def nearest_breach(
     broken = [breaches(cost, rows, c) for c in candidates if not c.plan.is_idle]
     nearest = min((b for b in broken if b), key=lambda b: max(map(excess, b)), default=())
     return "; ".join(breach.text for breach in nearest) or None
+
+
+def refusal(nearest: str | None) -> InfeasibleError:
+    """The error that no plan keeps the limits; ``nearest`` as of ``nearest_breach``."""
+    return InfeasibleError(
+        "no plan found obeys every limit of budget.limits; the one that comes nearest breaks "
+        f"{nearest}; raise it, or lower what min_share asks"
+    )
 
 
 def _device_penalties(

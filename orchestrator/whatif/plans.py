@@ -14,7 +14,7 @@ from orchestrator.errors import InfeasibleError
 from orchestrator.planning.constraints import broken, make_rows
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import timeline
-from orchestrator.planning.pricing import is_held_back, nearest_breach, search_within
+from orchestrator.planning.pricing import is_held_back, nearest_breach, refusal, search_within
 from orchestrator.planning.tables import LayerTables
 from orchestrator.reports.plan_page import Timeline
 from orchestrator.reports.tables import PlanRow, make_row, row_data
@@ -178,11 +178,7 @@ class _Search:
             running += search_within(propose, cost, self.limits, running, out_of_time)
             obedient = sorted(self._obedient(running), key=lambda c: -c.score)
         if running and not obedient:
-            raise InfeasibleError(
-                "no plan found obeys every limit of budget.limits; the one that comes nearest "
-                f"breaks {nearest_breach(cost, self.limits, running)}; raise it, or lower what "
-                "min_share asks"
-            )
+            raise refusal(nearest_breach(cost, self.limits, running))
         self.seen += obedient if strategy == self._strategy else ()
         return obedient[0] if obedient else found[0]
 

@@ -42,7 +42,8 @@ def seeds(stock: Stock, seconds_per_sample: Sequence[float]) -> list[Mix]:
             if (c, size) in stock.index_of and (count := stock.most(template))
         ]
         found += [make_mix(dict(some)) for some in _some_of(chosen, every=depth == 1)]
-    found += [_filled(stock, template, fastest) for template in _across(stock, fastest)]
+    for template in _across(stock, fastest):
+        found += [_filled(stock, template, fastest), make_mix({template: stock.most(template)})]
     devices = [c for c in fastest for _ in range(stock.classes[c].num_devices)]
     for depth in DEPTHS[1:]:
         if num_groups := len(devices) // depth:
@@ -85,6 +86,10 @@ def _across(stock: Stock, fastest: Sequence[int]) -> Iterator[Template]:
             for ordered in (parts, parts[::-1]):
                 yield tuple(piece for part in ordered for piece in part)
     yield tuple((c, 1) for c in fastest)
+    if len(fastest) <= MOST_IN_EVERY_WAY:
+        for count in range(2, len(fastest)):
+            for some in combinations(fastest, count):
+                yield tuple((c, 1) for c in some)
 
 
 def _side_by_side(sizes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

@@ -18,3 +18,14 @@ def test_first_guesses_try_every_class_alone_as_chains() -> None:
     stock = Stock([DeviceClass(((2 * c, 2 * c + 1),), (1,)) for c in range(7)])
     guesses = set(seeds(stock, [1.0 + c for c in range(7)]))
     assert guesses >= {((((c, 1), (c, 1)), 1),) for c in range(7)}
+
+
+def test_first_guesses_try_one_device_of_each_of_some_classes_and_no_more() -> None:
+    """Where devices of a node are far apart, or one class is too small, nothing else may fit."""
+    nodes = ((0, 1, 2, 3, 4),), ((5, 6, 7),), ((8,),)
+    guesses = set(seeds(Stock([DeviceClass(n, (1,)) for n in nodes]), [1.0, 1.0, 3.0]))
+    assert guesses >= {
+        ((((0, 1), (1, 1)), 3),),
+        ((((0, 1), (2, 1)), 1),),
+        ((((1, 1), (2, 1)), 1),),
+    }

@@ -84,13 +84,14 @@ class GroupModel:
     def following(self, problem: PlanningProblem) -> Self | None:
         """The model of a later problem, with all that is still true of teams and links there.
 
-        None when model, batch or memory margin are others, or when too much has piled up.
+        None when model, batch, microbatch or memory margin differ, or when too much has piled up.
         """
         mine = self.problem
         if (
             len(self._figures) > MAX_KEPT
             or problem.model != mine.model
             or problem.batch_samples != mine.batch_samples
+            or problem.microbatch_samples != mine.microbatch_samples
             or problem.overlap != mine.overlap
             or problem.memory_margin_ratio != mine.memory_margin_ratio
         ):

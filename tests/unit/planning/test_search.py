@@ -242,6 +242,17 @@ def test_what_is_kept_of_teams_when_one_device_slows_changes_no_plan() -> None:
     ]
 
 
+def test_what_is_kept_of_teams_is_not_used_for_smaller_microbatches() -> None:
+    large = demo_problem()
+    small = replace(large, microbatch_samples=2)
+    used = evaluator(large)
+    Search(used, 1.0, 0.0, lambda: False).run((), 0)
+    later = Evaluator(small, lambda p: DeviceSpace(Roster(p.cluster)), used)
+    trials = Search(later, 1.0, 0.0, lambda: False).run((), 0)
+    assert max(m for t in trials for group in t.groups for m in group.microbatches) <= 2
+    assert trials[0].estimate == search(small)[1][0].estimate
+
+
 def test_evaluator_does_not_serve_another_state_of_the_cluster() -> None:
     slowed = demo_cluster(demo_devices(slowdowns={"fast-0": 2.5}))
     assert not evaluator(demo_problem()).serves(demo_problem(slowed))

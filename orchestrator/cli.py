@@ -216,7 +216,7 @@ def schema() -> None:
 def _load(path: str, overrides: list[str] | None) -> "RunConfig":
     """Read a file and check the names in it: kinds, links, files, the task."""
     from orchestrator.config import RunConfig
-    from orchestrator.control.pools import build_cluster
+    from orchestrator.control.pools import build_cluster, run_figures
     from orchestrator.inputs import check_file, check_folder, read_profile
     from orchestrator.support import find_task
 
@@ -231,7 +231,9 @@ def _load(path: str, overrides: list[str] | None) -> "RunConfig":
         if file is not None:
             check_file(file, f"{path}: {key}")
     if profile is not None:
-        read_profile(profile)
+        measured = read_profile(profile)
+        if config.cluster.source != "ray":  # there the kinds are known once devices are found
+            run_figures(config.cluster, config.emulation, config.training, measured, num_cores=1)
     check_folder(config.run.run_url, "run.storage_path with run.name")
     find_task(config.training.task, config.training.task_args, Path.cwd())
     return config

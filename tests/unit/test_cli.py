@@ -260,6 +260,14 @@ def test_a_broken_profile_is_named(
     assert f"cluster.profile 'profile.json' {message}" in capsys.readouterr().err
 
 
+def test_a_kind_that_the_profile_does_not_know_is_named_before_anything_is_planned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = "cluster.offers=[{pool: fast, kind: v100-16, count: 2, price_per_hour: 3.6}]"
+    assert lyray(monkeypatch, "validate", "run.yaml", "--set", kind) == 2
+    assert "has no times for kind 'v100-16'" in capsys.readouterr().err
+
+
 def test_without_devices_a_profile_is_needed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

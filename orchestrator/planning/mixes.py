@@ -16,8 +16,8 @@ DEPTHS = (1, 2, 4, 8, 16, 3, 6, 12)
 """Stages of the first guesses that have one team size throughout."""
 
 
-MOST_IN_EVERY_WAY = 5
-"""Classes of which the first guesses without pipelines leave out any."""
+FEW_CLASSES = 5
+"""So many are chained two by two, and left out of the first guesses, in every way."""
 
 
 def seeds(stock: Stock, seconds_per_sample: Sequence[float]) -> list[Mix]:
@@ -57,28 +57,31 @@ def _some_of(
 ) -> Iterator[Sequence[tuple[Template, int]]]:
     """All but the slowest classes, all but the fastest, one alone; few classes in every way.
 
-    Whatever comes first may have too little memory, or sum its gradients over slow links.
+    Whatever comes first may have too little memory, or sum its gradients over slow links. Of
+    many classes a half, one or none are left out.
     """
     most = len(chosen)
-    yield from (chosen[:k] for k in range(most, 0, -1))
-    yield from (chosen[k:] for k in range(1, most))
-    yield from ([one] for one in chosen)
-    if every and most <= MOST_IN_EVERY_WAY:
+    few = most <= FEW_CLASSES
+    for k in range(most) if few else dict.fromkeys((0, 1, most // 2, most - 1)):
+        yield from (chosen[: most - k], chosen[k:])
+    if few or every:
+        yield from ([one] for one in chosen)
+    if every and few:
         yield from (some for k in range(2, most) for some in combinations(chosen, k))
 
 
 def _across(stock: Stock, fastest: Sequence[int]) -> Iterator[Template]:
-    """Chains over one node of each of several classes, fastest first or last.
+    """Chains over one node of each of two, three or all classes, fastest first or last.
 
-    Two classes are split into teams in every way, more of them alike.
+    Nodes are split into teams alike; of few classes two neighbours in every way.
     """
     for first, end in combinations(range(len(fastest) + 1), 2):
         span = fastest[first:end]
-        if len(span) < 2:
+        if len(span) not in (2, 3, len(fastest)) or len(span) < 2:
             continue
         sizes = [stock.classes[c].sizes for c in span]
-        every = list(product(*sizes)) if len(span) == 2 else _side_by_side(sizes)
-        for chosen in every:
+        mixed = len(span) == 2 and len(fastest) <= FEW_CLASSES
+        for chosen in product(*sizes) if mixed else _side_by_side(sizes):
             parts = [
                 ((c, size),) * (stock.classes[c].node_size // size)
                 for c, size in zip(span, chosen, strict=True)

@@ -12,6 +12,9 @@ from orchestrator.planning.trials import Evaluate, Evaluator, State, Trial, Vari
 NUM_RUNS = 2
 """Climbs from unlike first guesses; one is enough from the plan that an earlier search found."""
 
+NUM_TRIED = 48
+"""First guesses that are tried, most promising first."""
+
 NUM_POLISHED = 8
 """First guesses, best first, that are polished to find where to climb from."""
 
@@ -29,6 +32,9 @@ batch, times what their samples are worth, brings them to the best one."""
 DETOUR_RATIO = 0.15
 """States that promise less than the best score by more than this, relative to what the best
 one's samples are worth, are not climbed through."""
+
+GUESS_RATIO = 0.05
+"""First guesses that promise less than the best one by more than this are passed over."""
 
 HOPE_FACTOR = 1.05
 """How much faster a step may turn out than the continuous shares of a state suggest."""
@@ -118,23 +124,43 @@ class Search:
     def _ranked(self, guesses: Sequence[State]) -> list[State]:
         """Those that fit, best first before any polish, while there is time.
 
-        The fastest devices go first; what cannot come near the best so far is passed over.
+        They are tried in the order of what their busiest stages promise.
         """
         raw: list[Trial] = []
         best = -inf if self._best is None else self.score(self._best)
-        for guess in sorted(guesses, key=self._most, reverse=True):
+        for guess in self._by_promise(guesses, best):
             if (raw or self._best) and self._out_of_time():
                 break
-            # The most samples per dollar are those of one device or team: V needs them.
-            alone = sum(n for _, n in self._evaluator.space.used(guess)) == 1
-            if not alone and not self._promises(guess, best):
+            hopeless = len(raw) >= NUM_TRIED or not self._promises(guess, best)
+            if hopeless and not self._is_alone(guess):
                 continue
             if trial := max(self._evaluator.trials(guess), key=self.score, default=None):
                 raw.append(trial)
                 score = self.score(trial)
                 worth = self._weight * trial.estimate.samples_per_s
-                best = max(best, score - DETOUR_RATIO * worth)
+                best = max(best, score - GUESS_RATIO * worth)
         return [trial.state for trial in sorted(raw, key=self.score, reverse=True)]
+
+    def _by_promise(self, guesses: Sequence[State], score: float) -> list[State]:
+        """Guesses whose devices alone may score more, most promising first."""
+        bounds: dict[State, float] = {}
+        for guess in guesses:
+            most = self._most(guess)
+            if most > score or self._is_alone(guess):
+                busiest = self._evaluator.most_samples_per_s(guess)
+                bounds[guess] = min(most, self._worth_at(guess, busiest))
+            if self._out_of_time():
+                break
+        return sorted(bounds, key=lambda guess: bounds[guess], reverse=True)
+
+    def _is_alone(self, state: State) -> bool:
+        """Whether one device or team works: V needs the most samples per dollar, which are theirs."""
+        return sum(n for _, n in self._evaluator.space.used(state)) == 1
+
+    def _worth_at(self, state: State, samples_per_s: float) -> float:
+        """J of a state at a rate, egress aside."""
+        prices = sum(n * self._price[team] for team, n in self._evaluator.space.used(state))
+        return self._idle_score + self._weight * samples_per_s - self._backlog_usd * prices
 
     def _most(self, state: State) -> float:
         """What a state would score if its devices did nothing but compute."""
@@ -177,15 +203,11 @@ class Search:
         """Whether a state may score more: by its devices, busiest stages, then whole pipelines."""
         if self._most(state) <= score:
             return False
-        prices = sum(n * self._price[team] for team, n in self._evaluator.space.used(state))
-
-        def may_score(samples_per_s: float) -> bool:
-            worth = HOPE_FACTOR * self._weight * samples_per_s
-            return self._idle_score + worth - self._backlog_usd * prices > score
-
-        return may_score(self._evaluator.most_samples_per_s(state)) and may_score(
-            self._batch / self._evaluator.least_s(state)
-        )
+        busiest = HOPE_FACTOR * self._evaluator.most_samples_per_s(state)
+        if self._worth_at(state, busiest) <= score:
+            return False
+        whole = HOPE_FACTOR * self._batch / self._evaluator.least_s(state)
+        return self._worth_at(state, whole) > score
 
     def _look(self, state: State) -> Trial | None:
         """The best trial of a state, polished when it comes near the best of all.

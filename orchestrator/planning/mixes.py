@@ -64,8 +64,7 @@ def _some_of(
     few = most <= FEW_CLASSES
     for k in range(most) if few else dict.fromkeys((0, 1, most // 2, most - 1)):
         yield from (chosen[: most - k], chosen[k:])
-    if few or every:
-        yield from ([one] for one in chosen)
+    yield from ([one] for one in chosen)
     if every and few:
         yield from (some for k in range(2, most) for some in combinations(chosen, k))
 

@@ -154,7 +154,7 @@ class Search:
         return sorted(bounds, key=lambda guess: bounds[guess], reverse=True)
 
     def _is_alone(self, state: State) -> bool:
-        """Whether one device or team works: V needs the most samples per dollar, which are theirs."""
+        """Whether one device or team works; V needs the most samples per dollar, theirs."""
         return sum(n for _, n in self._evaluator.space.used(state)) == 1
 
     def _worth_at(self, state: State, samples_per_s: float) -> float:

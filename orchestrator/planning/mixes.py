@@ -72,7 +72,8 @@ def _some_of(
 def _across(stock: Stock, fastest: Sequence[int]) -> Iterator[Template]:
     """Chains over one node of each of two, three or all classes, fastest first or last.
 
-    Nodes are split into teams alike; of few classes two neighbours in every way.
+    Nodes are split into teams alike; of few classes two neighbours in every way, and one device
+    of each of any.
     """
     for first, end in combinations(range(len(fastest) + 1), 2):
         span = fastest[first:end]
@@ -88,7 +89,7 @@ def _across(stock: Stock, fastest: Sequence[int]) -> Iterator[Template]:
             for ordered in (parts, parts[::-1]):
                 yield tuple(piece for part in ordered for piece in part)
     yield tuple((c, 1) for c in fastest)
-    if len(fastest) <= MOST_IN_EVERY_WAY:
+    if len(fastest) <= FEW_CLASSES:
         for count in range(2, len(fastest)):
             for some in combinations(fastest, count):
                 yield tuple((c, 1) for c in some)

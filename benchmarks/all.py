@@ -1,7 +1,7 @@
 """Runs every benchmark and writes docs/results.md from what they print.
 
 ``python -m benchmarks.all --json-dir DIR`` keeps the JSON objects in DIR; no figure in the
-docs is typed by hand.
+docs is typed by hand. ``--only NAME`` renews single sections.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -29,24 +30,32 @@ def measure(name: str, folder: Path, *, quick: bool) -> dict[str, object]:
     return report
 
 
-def as_markdown(reports: list[dict[str, object]]) -> str:
-    """The page: one table a benchmark."""
+def as_markdown(sections: Iterable[str]) -> str:
+    """The page from its sections."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    lines = ["# Results", "", f"Written by `python -m benchmarks.all` on {machine}.", ""]
-    for report in reports:
-        lines += [f"## {report['benchmark']}", ""]
-        if "skipped" in report:
-            lines += [f"Skipped: {report['skipped']}", ""]
-            continue
-        lines += [f"Seed {report['seed']}, {report['wall_s']} s.", ""]
-        lines += ["| figure | value | unit | bar | holds |", "|---|---|---|---|---|"]
-        figures = report["figures"]
-        assert isinstance(figures, list)
-        for f in figures:
-            holds = ("yes" if f["holds"] else "**no**") if f["bar"] else ""
-            lines.append(f"| {f['name']} | {f['value']:.4g} | {f['unit']} | {f['bar']} | {holds} |")
-        lines += ["", *_scenarios(report)]
-    return "\n".join(lines)
+    head = f"# Results\n\nWritten by `python -m benchmarks.all` on {machine}.\n"
+    return "\n".join([head, *sections])
+
+
+def section(report: dict[str, object]) -> str:
+    """One table a benchmark."""
+    lines = [f"## {report['benchmark']}", ""]
+    if "skipped" in report:
+        return "\n".join([*lines, f"Skipped: {report['skipped']}", ""])
+    lines += [f"Seed {report['seed']}, {report['wall_s']} s.", ""]
+    lines += ["| figure | value | unit | bar | holds |", "|---|---|---|---|---|"]
+    figures = report["figures"]
+    assert isinstance(figures, list)
+    for f in figures:
+        holds = ("yes" if f["holds"] else "**no**") if f["bar"] else ""
+        lines.append(f"| {f['name']} | {f['value']:.4g} | {f['unit']} | {f['bar']} | {holds} |")
+    return "\n".join([*lines, "", *_scenarios(report)])
+
+
+def sections_of(page: str) -> dict[str, str]:
+    """The sections that a page has, by the name of their benchmark."""
+    found = [f"## {part}" for part in f"\n{page}".split("\n## ")[1:]]
+    return {text.split("\n", 1)[0].removeprefix("## "): text for text in found}
 
 
 def _scenarios(report: dict[str, object]) -> list[str]:
@@ -74,15 +83,22 @@ def _scenarios(report: dict[str, object]) -> list[str]:
 
 
 def main() -> None:
-    """Run all and write the page; exit 1 when a figure does not hold."""
+    """Run all, or some, and write the page; exit 1 when a figure of theirs does not hold."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.all")
     parser.add_argument("--json-dir", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument(
+        "--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS,
+        help="run these; the page keeps the sections of the others",
+    )  # fmt: skip
     options = parser.parse_args()
     options.json_dir.mkdir(parents=True, exist_ok=True)
-    reports = [measure(name, options.json_dir, quick=options.quick) for name in BENCHMARKS]
-    (ROOT / "docs" / "results.md").write_text(as_markdown(reports), "utf-8")
-    held = [f["holds"] for r in reports for f in r.get("figures", [])]  # type: ignore[attr-defined]
+    page = ROOT / "docs" / "results.md"
+    reports = {name: measure(name, options.json_dir, quick=options.quick) for name in options.only}
+    known = sections_of(page.read_text("utf-8")) if page.exists() else {}
+    known |= {name: section(report) for name, report in reports.items()}
+    page.write_text(as_markdown(known[name] for name in BENCHMARKS if name in known), "utf-8")
+    held = [f["holds"] for r in reports.values() for f in r.get("figures", [])]  # type: ignore[attr-defined]
     sys.exit(0 if all(held) else 1)
 
 

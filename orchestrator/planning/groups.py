@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple, Self
 
 from orchestrator.core.cluster import Device, Link, Team
@@ -245,7 +245,12 @@ class GroupModel:
         for stage, plain in zip(stages, wanted_S, strict=True):
             room = self.memory.max_held(stage, microbatch, replicated=replicated)
             most = MOST_INFLIGHT_RATIO * plain
-            room_S.append(most if room >= count else min(most, max(plain, room)))
+            room_S.append(most if room >= count else min(most, room))
+        if any(room < min(plain, count) for room, plain in zip(room_S, wanted_S, strict=True)):
+            # Too tight for plain 1F1B: as many as fit, and never more than the stage before holds.
+            return tuple(
+                accumulate((max(1, min(k)) for k in zip(room_S, wanted_S, strict=True)), min)
+            )
         slow_s = SLOW_LINK_RATIO * max(chain.work_s)
         if max((*chain.down_s, *chain.up_s), default=0.0) > slow_s:
             wanted_S = range(2 * len(stages) - 1, 0, -2)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from orchestrator.core.cluster import Link
-from orchestrator.core.plan import Stage
+from orchestrator.core.plan import Group, Stage
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.partition import THETAS, cut_options, partition
 from tests.unit.builders import (
@@ -66,7 +66,9 @@ def test_what_fits_only_with_fewer_microbatches_in_flight_is_still_offered():
     profile = make_profile(num_layers=2, param_bytes=0.0, stash_bytes=5e8)
     cost, teams = chain(devices, profile)
     (stages,) = partition(cost, teams, 1, "1f1b")
-    assert cost.curve(stages, 1, "1f1b").max_microbatches == 1
+    assert [stage.inflight for stage in stages] == [1, 1]
+    assert cost.curve(stages, 1, "1f1b").max_microbatches == cost.problem.batch_samples
+    assert cost.memory_error((Group(stages, (1,) * cost.problem.batch_samples),)) is None
 
 
 @pytest.mark.parametrize("seed", range(20))

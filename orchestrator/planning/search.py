@@ -80,18 +80,23 @@ class Search:
             for seconds, price in zip(evaluator.seconds_per_sample, self._price, strict=True)
         ]
 
-    def finalists(self, starts: Sequence[State], seed: int, count: int) -> list[Trial]:
+    def finalists(
+        self, starts: Sequence[State], seed: int, count: int, *, kicks: int = NUM_WARM_KICKS
+    ) -> list[Trial]:
         """The ``count`` best trials of ``run`` in exact time, the first one polished in it."""
-        found = [self._exact(trial) for trial in self.run(starts, seed)[:count]]
+        found = [self._exact(trial) for trial in self.run(starts, seed, kicks=kicks)[:count]]
         found.sort(key=self.score, reverse=True)
         return [self.polish(t, self._evaluator.exact) if not i else t for i, t in enumerate(found)]
 
-    def run(self, starts: Sequence[State], seed: int) -> list[Trial]:
+    def run(
+        self, starts: Sequence[State], seed: int, *, kicks: int = NUM_WARM_KICKS
+    ) -> list[Trial]:
         """Return polished trials, best score first; empty when nothing fits memory.
 
         Args:
             starts: States to climb from beside the usual first guesses.
             seed: Of the random order of moves and of the kicks.
+            kicks: How many, where there are starts.
         """
         known = [trial for trial in map(self._look, starts) if trial]
         if known:
@@ -100,7 +105,7 @@ class Search:
             fresh = max(self._first_guesses(), key=self.score, default=None)
             if fresh and self.score(fresh) > self.score(best):
                 best = self._climb(fresh, rng)
-            self._kick_on(best, rng, NUM_WARM_KICKS)
+            self._kick_on(best, rng, kicks)
         else:
             first = sorted(self._first_guesses(), key=self.score, reverse=True)
             for run, guess in enumerate(first[:NUM_RUNS]):

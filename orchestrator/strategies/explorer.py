@@ -13,7 +13,7 @@ from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 from orchestrator.planning.grouping import DeviceSpace
 from orchestrator.planning.roster import Roster
-from orchestrator.planning.search import Search
+from orchestrator.planning.search import NUM_WARM_KICKS, Search
 from orchestrator.planning.tables import LayerTables
 from orchestrator.planning.templates import ClassSpace, binned
 from orchestrator.planning.trials import Evaluator, Space, State, Trial
@@ -110,12 +110,14 @@ class Explorer:
         others: list[Trial] = []
         spread, lacking = _spread(problem)
         for start in (problem.incumbent, *([] if lacking else [spread])):
-            plans = [start]
-            for level in _levels(problem):
+            plans, levels = [start], _levels(problem)
+            for level in levels:
                 evaluator = self._evaluator(level, problem)
                 search = Search(evaluator, weight, backlog_usd, out_of_time)
                 starts = _starts(evaluator.space, plans)
-                best = search.finalists(starts, problem.seed, NUM_RETIMED)
+                # From a known plan a coarser level only climbs: a finer one kicks after it.
+                kicks = NUM_WARM_KICKS if level is levels[-1] else 0
+                best = search.finalists(starts, problem.seed, NUM_RETIMED, kicks=kicks)
                 reached = max(map(search.score, best), default=-inf)
                 # A finer level leaves layers where they are; a coarser plan must be better.
                 finalists = [*(t for t in finalists if search.score(t) > reached), *best]

@@ -250,6 +250,7 @@ class Books:
             holds=self.ledger.holds,
             forgiven_usd=queues.forgiven_usd,
             slot_bill_max_usd=treasury.slot_bill_max_usd,
+            standing_excess_usd=treasury.standing_excess_usd,
             progress_backlog_usd=queues.progress_usd,
             progress_backlog_max_usd=queues.progress_max_usd,
             placeholder_usd=treasury.placeholder_usd,

@@ -52,6 +52,7 @@ class Treasury:
         # While nothing is owed any V ranks alike.
         self.penalty_weight = control.penalty_weight or 1.0
         self.slot_bill_max_usd = self.budget_usd_per_s * control.slot_s
+        self.standing_excess_usd = 0.0
         self.placeholder_usd: float | None = None
         """Q_0: where the backlog began; None while the price of money is not estimated."""
         self.opening_samples_per_usd = 0.0
@@ -70,6 +71,7 @@ class Treasury:
             self.best_ratio_samples_per_usd = state.best_ratio_samples_per_usd
             self.penalty_weight = state.penalty_weight
             self.slot_bill_max_usd = state.slot_bill_max_usd
+            self.standing_excess_usd = state.standing_excess_usd
             self.placeholder_usd = state.placeholder_usd
             self.opening_samples_per_usd = state.opening_samples_per_usd
             self.reference_samples_per_s = state.reference_samples_per_s
@@ -206,13 +208,20 @@ class Treasury:
         )
         lengthened_usd = self.budget_usd_per_s * (self._control.slot_s - elapsed_s)
         self.slot_bill_max_usd = max(self.slot_bill_max_usd, largest_usd + lengthened_usd)
+        standing_usd_per_s = max(since.standing_usd_per_s, now.standing_usd_per_s)
+        excess_usd_per_s = max(0.0, standing_usd_per_s - self.budget_usd_per_s)
+        self.standing_excess_usd += excess_usd_per_s * elapsed_s
 
     @property
     def overspend_bound_usd(self) -> float:
-        """G1 slack: spent minus ``b t`` is never more. Infinite where idling is forbidden."""
+        """G1 slack: spent minus ``b t`` is never more. Infinite where idling is forbidden.
+
+        While devices billed for their presence cost more than ``b``, no decision can help: what
+        they cost beyond it comes on top.
+        """
         if not self._budget.allow_idle:
             return inf
-        return overspend_bound_usd(
+        return self.standing_excess_usd + overspend_bound_usd(
             self.line_usd,
             self.budget_usd_per_s,
             slot_bill_max_usd=self.slot_bill_max_usd,

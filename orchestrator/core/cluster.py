@@ -252,6 +252,15 @@ class ClusterState:
         """What one second of this device costs now."""
         return self.offer(self.device(device_id).pool).price_usd_per_s
 
+    @property
+    def standing_usd_per_s(self) -> float:
+        """What the devices cost that are billed while present, used or not."""
+        return math.fsum(
+            self.price_usd_per_s(device.device_id)
+            for device in self.devices
+            if self.offer(device.pool).billed == "while_present"
+        )
+
     def link(self, source: Device, target: Device) -> Link:
         """The path between two devices: that of their nodes, else of their pools, their zones.
 

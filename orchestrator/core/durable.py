@@ -106,6 +106,7 @@ class ControlState:
     holds: tuple[Hold, ...] = ()
     forgiven_usd: float = 0.0  # cut off the backlog by ``budget.queue_cap``
     slot_bill_max_usd: float = 0.0  # C_max so far
+    standing_excess_usd: float = 0.0  # what presence alone has cost beyond the average
     progress_backlog_usd: float = 0.0  # Z of ``budget.min_samples_per_s``
     progress_backlog_max_usd: float = 0.0
     placeholder_usd: float | None = None  # Q_0; None: the price of money was never estimated

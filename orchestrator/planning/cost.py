@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import fsum
 from typing import Self
 
 from orchestrator.core.plan import Group
@@ -20,7 +19,7 @@ class CostModel(GroupModel):
 
     def __init__(self, problem: PlanningProblem) -> None:
         super().__init__(problem)
-        self.standing_usd_per_s = _standing_usd_per_s(problem)
+        self.standing_usd_per_s = problem.cluster.standing_usd_per_s
         self.cuts: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}  # of partition
         self.cutting = CuttingTables(self)
         self.exact_ends_s: dict[tuple[object, ...], tuple[float, ...]] = {}  # of event
@@ -32,7 +31,7 @@ class CostModel(GroupModel):
         other = super().following(problem)
         if other is None:
             return None
-        other.standing_usd_per_s = _standing_usd_per_s(problem)
+        other.standing_usd_per_s = problem.cluster.standing_usd_per_s
         other._prices = {}
         other.cutting = self.cutting.following(other)
         if problem.cluster.devices != self.problem.cluster.devices or (
@@ -167,12 +166,3 @@ class CostModel(GroupModel):
         return (
             self.problem.penalty_weight * estimate.samples_per_s - self.problem.backlog_usd * cost
         )
-
-
-def _standing_usd_per_s(problem: PlanningProblem) -> float:
-    """Of the devices billed while present, used or not."""
-    return fsum(
-        problem.cluster.price_usd_per_s(d.device_id)
-        for d in problem.cluster.devices
-        if problem.cluster.offer(d.pool).billed == "while_present"
-    )

@@ -86,6 +86,15 @@ def test_standing_costs_of_devices_billed_while_present_are_in_the_bill() -> Non
     assert_budget_kept(run)
 
 
+def test_the_bound_grows_by_what_presence_alone_costs_beyond_the_average() -> None:
+    present = demo_cluster(billed="while_present")
+    budget = BudgetOptions(average_per_hour_usd=12.0, horizon_hours=4)
+    dearer = TraceEvent(at_s=200.0, pool="mid", price_usd_per_s=9 / 3600)  # idling costs 26 $/h
+    run = rehearsal(budget=budget, cluster=present, events=[dearer]).run(max_slots=60)
+    assert run.records[-1].spent_usd - run.records[-1].budget_usd > 5.0
+    assert_budget_kept(run)
+
+
 def test_standing_costs_above_the_average_are_refused_before_anything_is_spent() -> None:
     """Otherwise the run would wait for ever, and pay for it."""
     run = rehearsal(budget=TIGHT, cluster=demo_cluster(billed="while_present"))

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from orchestrator import storage
-from orchestrator.errors import (
-    ConfigError,
-    OrchestratorError,
-    UserCodeError,
-    as_told,
-)
+from orchestrator.errors import ConfigError, OrchestratorError, UserCodeError, as_told
 
 if TYPE_CHECKING:
     from orchestrator.config import RunConfig

@@ -25,8 +25,6 @@ RUNNERS: Mapping[str, Callable[[ScenarioFile, argparse.Namespace], list[Row]]] =
 
 def run(options: argparse.Namespace) -> Result:
     """The scenarios that were asked for; one that is refused says why in the notes."""
-    # Every cut-off search would be a line; the deadlines are part of the scenarios.
-    logging.getLogger("orchestrator").setLevel(logging.ERROR)
     found: list[Row] = []
     told: dict[str, dict[str, str]] = {}
     cpu_s: dict[str, float] = {}
@@ -47,4 +45,6 @@ def run(options: argparse.Namespace) -> Result:
 
 
 if __name__ == "__main__":
+    # Every cut-off search would be a line; the deadlines are part of the scenarios.
+    logging.getLogger("orchestrator").setLevel(logging.ERROR)
     main("scenarios", run, names=tuple(files.names()))

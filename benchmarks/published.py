@@ -18,11 +18,10 @@ from benchmarks import reference_data
 from benchmarks.reference_data import DEVICES_PER_NODE, GLOBAL_BATCH, GPT_NEO, OPT_350, Share
 from benchmarks.result import Figure, Result, main
 from orchestrator.control.pools import build_cluster
-from orchestrator.core.model import TrainingOptions, profile_to_json
+from orchestrator.core.model import TrainingOptions
 from orchestrator.core.slot import Candidate, PlanningProblem, first_problem
-from orchestrator.reports.records import plan_data
 from orchestrator.strategies.registry import make_strategy
-from tests.unit.benchmarks.plan_evaluator import Evaluation, evaluate
+from tests.unit.benchmarks.plan_evaluator import Evaluation, evaluate_candidate
 
 SIZES, QUICK_SIZES = (4, 8, 16, 32, 64, 128, 256, 512), (8, 32)
 NARROW_SIZES = (8, 32)
@@ -110,15 +109,7 @@ def search(problem: PlanningProblem, deadline_s: float) -> Timed:
     found = make_strategy("joint").propose(problem, out_of_time=out_of_time)
     search_s = time.process_time() - start_s
     candidate = next(c for c in found if not c.plan.is_idle)
-    evaluation = evaluate(
-        plan_data(candidate.plan, [d.device_id for d in problem.cluster.devices]),
-        [[stage.inflight for stage in group.stages] for group in candidate.plan.groups],
-        json.loads(json.dumps(profile_to_json(problem.model))),
-        problem.cluster,
-        batch_samples=problem.batch_samples,
-        overlap=problem.overlap,
-    )
-    return Timed(candidate, search_s, evaluation)
+    return Timed(candidate, search_s, evaluate_candidate(problem, candidate))
 
 
 def first_better_s(problem: PlanningProblem, least_steps_per_s: float) -> float:

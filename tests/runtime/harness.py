@@ -62,7 +62,7 @@ class _Child:
     def _answer(self, number: int, name: str, args: tuple[Any, ...]) -> None:
         try:
             value, ok = self._call(name, args), True
-        except Exception:
+        except Exception:  # nothing is lost: the asking process raises it again, with this text
             value, ok = traceback.format_exc(), False
         with self._lock:
             self._pipe.send((number, ok, value))

@@ -10,12 +10,11 @@ from benchmarks import reference_data
 from benchmarks.reference_data import GLOBAL_BATCH, GPT_NEO, OPT_350, Mix, Share
 from orchestrator.config import RunConfig
 from orchestrator.control.pools import build_cluster
-from orchestrator.core.model import TrainingOptions, profile_to_json
+from orchestrator.core.model import TrainingOptions
 from orchestrator.core.slot import Candidate, PlanningProblem, first_problem
-from orchestrator.reports.records import plan_data
 from orchestrator.strategies.registry import make_strategy
 from orchestrator.whatif.plans import WhatIf, what_if
-from tests.unit.benchmarks.plan_evaluator import Evaluation, evaluate
+from tests.unit.benchmarks.plan_evaluator import Evaluation, evaluate_candidate
 
 pytestmark = pytest.mark.skipif(
     bool(reference_data.missing()), reason=reference_data.missing() or "the data are there"
@@ -55,14 +54,7 @@ def _planned(problem: PlanningProblem) -> tuple[Candidate, Evaluation]:
     found = make_strategy("joint").propose(problem, out_of_time=lambda: next(looks) > SEARCH_LOOKS)[
         0
     ]
-    return found, evaluate(
-        plan_data(found.plan, [d.device_id for d in problem.cluster.devices]),
-        [[stage.inflight for stage in group.stages] for group in found.plan.groups],
-        json.loads(json.dumps(profile_to_json(problem.model))),
-        problem.cluster,
-        batch_samples=problem.batch_samples,
-        overlap=problem.overlap,
-    )
+    return found, evaluate_candidate(problem, found)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

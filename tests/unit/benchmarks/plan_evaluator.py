@@ -5,12 +5,16 @@ pipelines are simulated event by event, the gradient sums are rings in which the
 team share the link between two nodes. A second opinion on what the cost model says.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from orchestrator.core.cluster import ClusterState, Link
+from orchestrator.core.model import profile_to_json
+from orchestrator.core.slot import Candidate, PlanningProblem
+from orchestrator.reports.records import plan_data
 
 Json = Mapping[str, Any]
 
@@ -24,6 +28,18 @@ class Evaluation:
     sums_s: float
     update_s: float
     problems: tuple[str, ...]
+
+
+def evaluate_candidate(problem: PlanningProblem, candidate: Candidate) -> Evaluation:
+    """Evaluate a proposal as ``lyray plan --json`` would write it."""
+    return evaluate(
+        plan_data(candidate.plan, [d.device_id for d in problem.cluster.devices]),
+        [[stage.inflight for stage in group.stages] for group in candidate.plan.groups],
+        json.loads(json.dumps(profile_to_json(problem.model))),
+        problem.cluster,
+        batch_samples=problem.batch_samples,
+        overlap=problem.overlap,
+    )
 
 
 def evaluate(

@@ -9,6 +9,8 @@ from statistics import median
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from benchmarks.builders import make_cluster, make_device, make_group, make_plan, make_problem
+from benchmarks.builders import make_profile as profile_of
 from benchmarks.result import Figure, Result, main
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
@@ -20,8 +22,6 @@ from orchestrator.planning.program import SlotProgram
 from orchestrator.planning.queues import LimitOptions
 from orchestrator.planning.slot_table import slot_table
 from orchestrator.planning.waterfill import water_fill
-from tests.unit.builders import make_cluster, make_device, make_group, make_plan, make_problem
-from tests.unit.builders import make_profile as profile_of
 
 MANY_GROUPS, MANY_SETS, MANY_MICROBATCHES = 1024, 10, 8
 IDLE = Candidate(Plan(0, "1f1b"), IDLE_ESTIMATE)

@@ -4,11 +4,11 @@ import argparse
 import statistics
 import tempfile
 
+from benchmarks.fleet import Fleet, make_plan, make_spec
 from benchmarks.result import Figure, Result, main
 from orchestrator.core.cluster import Link
 from orchestrator.core.schedule import FORWARD, build_program
 from orchestrator.planning.event import run_program
-from tests.runtime.harness import Fleet, make_plan, make_spec
 from workers.emulation import EmulatedStage
 
 FORWARD_S, BACKWARD_S = 0.010, 0.020  # of a device of speed 1: no operation is shorter

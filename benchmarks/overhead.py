@@ -21,8 +21,8 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from benchmarks.fleet import Fleet, make_plan, make_spec
 from benchmarks.result import Figure, Result, main
-from tests.runtime.harness import Fleet, make_plan, make_spec
 from workers.splitting import load_task
 
 WORLD, STEPS_A_TURN = 2, 8

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import reference_data
+from benchmarks.plan_evaluator import Evaluation, evaluate_candidate
 from benchmarks.reference_data import DEVICES_PER_NODE, GLOBAL_BATCH, GPT_NEO, OPT_350, Share
 from benchmarks.result import Figure, Result, main
 from orchestrator.control.pools import build_cluster
 from orchestrator.core.model import TrainingOptions
 from orchestrator.core.slot import Candidate, PlanningProblem, first_problem
 from orchestrator.strategies.registry import make_strategy
-from tests.unit.benchmarks.plan_evaluator import Evaluation, evaluate_candidate
 
 SIZES, QUICK_SIZES = (4, 8, 16, 32, 64, 128, 256, 512), (8, 32)
 NARROW_SIZES = (8, 32)

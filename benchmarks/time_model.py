@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from benchmarks.builders import make_cluster, make_device, make_group, make_problem
+from benchmarks.builders import make_profile as profile_of
 from benchmarks.result import Figure, Result, main
 from orchestrator.core.cluster import Link
 from orchestrator.core.plan import Group
@@ -17,8 +19,6 @@ from orchestrator.errors import InfeasibleError
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import group_makespan
 from orchestrator.strategies.explorer import Explorer, candidates_of
-from tests.unit.builders import make_cluster, make_device, make_group, make_problem
-from tests.unit.builders import make_profile as profile_of
 
 P2P_RATIOS = (0.01, 0.05, 0.1, 0.2, 0.5, 0.8)
 COUNTS = (2, 4, 8, 16, 32, 64)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from benchmarks.fleet import make_plan
 from orchestrator.core.plan import Plan
-from tests.runtime.harness import make_plan
 
 Chain = tuple[list[tuple[str, int]], tuple[int, ...]]
 

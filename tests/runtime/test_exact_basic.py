@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from tests.runtime.harness import Fleet, make_plan, make_spec
+from benchmarks.fleet import Fleet, make_plan
+from tests.runtime.harness import make_spec
 from tests.runtime.reference import largest_difference, saved_parameters, train_alone
 
 

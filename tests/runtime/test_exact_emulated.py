@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fleet import Fleet, make_plan
 from orchestrator.core.slot import StepReport
-from tests.runtime.harness import Fleet, make_plan, make_spec
+from tests.runtime.harness import make_spec
 from tests.runtime.reference import largest_difference, saved_parameters, train_alone
 from workers.emulation import EmulatedStage
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.runtime.harness import Fleet, make_spec
+from benchmarks.fleet import Fleet
+from tests.runtime.harness import make_spec
 from tests.runtime.plans import random_plan
 from tests.runtime.reference import largest_difference, saved_parameters, train_alone
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fleet import Fleet, make_plan
 from orchestrator.core.model import ScheduleOptions
 from orchestrator.core.plan import Plan
-from tests.runtime.harness import Fleet, make_plan, make_spec
+from tests.runtime.harness import make_spec
 from tests.runtime.reference import Shares, largest_difference, saved_parameters, train_alone
 
 ADAMW = {"name": "adamw", "lr": 0.003}

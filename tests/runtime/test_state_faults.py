@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fleet import ChildError, Fleet, make_plan
 from orchestrator.core.slot import WorkerFailed
-from tests.runtime.harness import ChildError, Fleet, make_plan, make_spec
+from tests.runtime.harness import make_spec
 
 PLAN = make_plan([([("a", 2), ("b", 2)], (2, 2)), ([("c", 4)], (2, 2))])
 TIMEOUT_S = 50.0  # of collectives; nothing here may come near it

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from benchmarks.fleet import ChildError, Fleet, make_plan
 from orchestrator.core.plan import Move, Plan
-from tests.runtime.harness import ChildError, Fleet, make_plan, make_spec
+from tests.runtime.harness import make_spec
 from tests.runtime.plans import random_plan
 from tests.runtime.reference import largest_difference, saved_parameters, train_alone
 

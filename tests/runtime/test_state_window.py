@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.harness import Fleet, make_plan, make_spec
+from benchmarks.fleet import Fleet, make_plan
+from tests.runtime.harness import make_spec
 
 PLAN = make_plan([([("a", 1), ("b", 2)], (2, 2)), ([("c", 3)], (2,))])
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
+from benchmarks.builders import make_cluster, make_device, make_profile
 from orchestrator.control.books import LoopOptions
 from orchestrator.control.loop import ControlLoop
 from orchestrator.core.cluster import ClusterState, Link, Offer
@@ -16,7 +17,6 @@ from orchestrator.planning.queues import BudgetOptions
 from orchestrator.simulation.backend import SimulatedBackend, SimulationOptions
 from orchestrator.simulation.traces import TraceEvent
 from orchestrator.strategies.registry import make_strategy
-from tests.unit.builders import make_cluster, make_device, make_profile
 
 PER_HOUR = {"fast": 3.67, "mid": 0.90, "slow": 0.35}
 SLOT_S = 60.0

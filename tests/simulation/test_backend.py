@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.builders import make_cluster, make_device, make_group, make_plan, make_profile
 from orchestrator.core.model import TrainingOptions
 from orchestrator.core.plan import Migration, Plan
 from orchestrator.core.slot import IDLE_ESTIMATE, Decision, DeviceLost
 from orchestrator.simulation.backend import SimulatedBackend, SimulationOptions
 from orchestrator.simulation.traces import TraceEvent
-from tests.unit.builders import make_cluster, make_device, make_group, make_plan, make_profile
 
 A, B = make_device("a-0"), make_device("b-0")
 TRAINING = TrainingOptions(task="t:t", global_batch=4, microbatch=1, steps=1000)

@@ -4,13 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.cluster import Link, make_team
-from orchestrator.core.model import ModelProfile
-from orchestrator.core.plan import Group, Stage
-from orchestrator.planning.cost import CostModel
-from orchestrator.planning.event import retime
-from orchestrator.simulation.executor import run_step
-from tests.unit.builders import (
+from benchmarks.builders import (
     make_cluster,
     make_device,
     make_group,
@@ -18,6 +12,12 @@ from tests.unit.builders import (
     make_problem,
     make_profile,
 )
+from orchestrator.core.cluster import Link, make_team
+from orchestrator.core.model import ModelProfile
+from orchestrator.core.plan import Group, Stage
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.event import retime
+from orchestrator.simulation.executor import run_step
 
 
 def test_equal_stages_take_the_textbook_time() -> None:

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from benchmarks import reference_data
+from benchmarks.plan_evaluator import Evaluation, evaluate_candidate
 from benchmarks.reference_data import GLOBAL_BATCH, GPT_NEO, OPT_350, Mix, Share
 from orchestrator.config import RunConfig
 from orchestrator.control.pools import build_cluster
@@ -14,7 +15,6 @@ from orchestrator.core.model import TrainingOptions
 from orchestrator.core.slot import Candidate, PlanningProblem, first_problem
 from orchestrator.strategies.registry import make_strategy
 from orchestrator.whatif.plans import WhatIf, what_if
-from tests.unit.benchmarks.plan_evaluator import Evaluation, evaluate_candidate
 
 pytestmark = pytest.mark.skipif(
     bool(reference_data.missing()), reason=reference_data.missing() or "the data are there"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from benchmarks.builders import make_profile
 from orchestrator import storage
 from orchestrator.config import RunConfig
 from orchestrator.core.model import ModelProfile, profile_to_json
@@ -16,7 +17,6 @@ from orchestrator.errors import ConfigError
 from orchestrator.whatif.rehearsal import Comparison, rehearse
 from orchestrator.whatif.rehearsal_page import rehearsal_page
 from orchestrator.whatif.rehearsal_table import rehearsal_data, rehearsal_table
-from tests.unit.builders import make_profile
 
 CONFIG = """
 run: {name: tiny}

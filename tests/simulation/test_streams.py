@@ -5,6 +5,7 @@ from statistics import mean
 import numpy as np
 import pytest
 
+from benchmarks.builders import make_cluster, make_device
 from benchmarks.reference_world import reference_world
 from orchestrator.core.cluster import ClusterState, Link
 from orchestrator.core.slot import DeviceJoined, DeviceLost
@@ -12,7 +13,6 @@ from orchestrator.simulation.environments import Environment, Level, MarkovChain
 from orchestrator.simulation.preemptions import read_node_trace
 from orchestrator.simulation.streams import Chain, Losses, Preemptions, Slowdowns, Stream
 from orchestrator.simulation.world import World
-from tests.unit.builders import make_cluster, make_device
 
 LINKS = (
     *(Link(z, z, 1e-4, 6e9) for z in ("z1", "z2")),

@@ -3,11 +3,11 @@ from math import inf
 
 import pytest
 
+from benchmarks.builders import make_cluster, make_device
 from orchestrator.control.backend import EmulatedEvent
 from orchestrator.core.slot import DeviceJoined, DeviceLost
 from orchestrator.simulation.traces import TraceEvent, emulated_trace, price_trace
 from orchestrator.simulation.world import World
-from tests.unit.builders import make_cluster, make_device
 
 CLUSTER = make_cluster([make_device("fast-0"), make_device("fast-1"), make_device("mid-0")])
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.builders import GIB, make_cluster, make_device, make_problem, make_profile
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.slot import Candidate, PlanningProblem
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.margins import marginal_values
 from orchestrator.strategies.joint import Joint
-from tests.unit.builders import GIB, make_cluster, make_device, make_problem, make_profile
 
 
 def best_plan(problem: PlanningProblem) -> Candidate:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.builders import make_profile
 from orchestrator import cli, storage
 from orchestrator.control.persistence import RunStore
 from orchestrator.core.model import profile_to_json
@@ -16,7 +17,6 @@ from orchestrator.errors import (
     OrchestratorError,
     UserCodeError,
 )
-from tests.unit.builders import make_profile
 
 CONFIG = """
 run: {name: tiny, storage_path: ./runs}

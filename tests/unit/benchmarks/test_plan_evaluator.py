@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from benchmarks.builders import make_cluster, make_device, make_profile
+from benchmarks.plan_evaluator import Evaluation, evaluate
 from orchestrator.core.cluster import ClusterState, Device
 from orchestrator.core.model import profile_to_json
-from tests.unit.benchmarks.plan_evaluator import Evaluation, evaluate
-from tests.unit.builders import make_cluster, make_device, make_profile
 
 FORWARD_S, BACKWARD_S, UPDATE_S = 0.1, 0.2, 0.05  # of a layer and a sample
 PROFILE = json.loads(

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks import reference_data
+from benchmarks.builders import make_device
 from benchmarks.reference_data import GPT_NEO, OPT_350, Share
 from orchestrator.config import RunConfig
 from orchestrator.control.links import build_links
 from orchestrator.control.pools import build_cluster, build_kinds, complete_profile
 from orchestrator.core.model import profile_from_json
 from orchestrator.planning.tables import LayerTables
-from tests.unit.builders import make_device
 
 pytestmark = pytest.mark.skipif(
     bool(reference_data.missing()), reason=reference_data.missing() or "the data are there"

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.builders import make_device, make_group, make_plan
 from orchestrator.control.leases import LeaseBook
 from orchestrator.core.plan import Plan, step_shares
 from orchestrator.core.slot import StepReport
-from tests.unit.builders import make_device, make_group, make_plan
 
 
 def plan_of(*shares: Iterable[int], generation: int = 1) -> Plan:

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.builders import make_cluster, make_device
 from orchestrator.control.ledger import Ledger, slot_bill_bound_usd
 from orchestrator.control.traffic import Traffic
 from orchestrator.core.cluster import ClusterState, Offer
 from orchestrator.core.slot import Usage
-from tests.unit.builders import make_cluster, make_device
 
 DEVICE = make_device("gpu-0")
 

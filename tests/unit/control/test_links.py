@@ -4,11 +4,11 @@ import re
 
 import pytest
 
+from benchmarks.builders import make_cluster, make_device
 from orchestrator.control.backend import LinkOptions
 from orchestrator.control.links import build_links
 from orchestrator.core.cluster import ClusterState, Device
 from orchestrator.errors import ConfigError
-from tests.unit.builders import make_cluster, make_device
 
 
 def _pool(pool: str, zone: str = "z1") -> list[Device]:

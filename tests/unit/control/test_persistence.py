@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.builders import make_device, make_group, make_plan
 from orchestrator import storage
 from orchestrator.control.persistence import CheckpointStore, RunStore
 from orchestrator.core.durable import (
@@ -15,7 +16,6 @@ from orchestrator.core.durable import (
 )
 from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal
 from orchestrator.errors import ConfigError
-from tests.unit.builders import make_device, make_group, make_plan
 
 PLAN = make_plan(make_group([make_device("a-0"), make_device("b-0")], [0, 2, 4], [2, 2, 1]))
 STATE = ControlState(

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.builders import GIB, make_profile
 from orchestrator.control.backend import ClusterOptions, LinkOptions, OfferOptions
 from orchestrator.control.pools import (
     auto_time_scale,
@@ -13,7 +14,6 @@ from orchestrator.control.pools import (
 )
 from orchestrator.core.cluster import known_kinds
 from orchestrator.errors import ConfigError
-from tests.unit.builders import GIB, make_profile
 
 FAST = OfferOptions(
     pool="fast", kind="a100-40", count=3, devices_per_node=2, zone="z1", price_per_hour=3.6

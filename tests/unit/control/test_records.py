@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.builders import make_cluster, make_device, make_group, make_plan
 from orchestrator.control.records import (
     Clock,
     Scribe,
@@ -25,7 +26,6 @@ from orchestrator.core.slot import (
     StepReport,
     WorkerFailed,
 )
-from tests.unit.builders import make_cluster, make_device, make_group, make_plan
 
 A, B, C = (make_device(f"gpu-{i}") for i in range(3))
 PLAN = make_plan(make_group([A, B], [0, 2, 4], [4]), make_group([C], [0, 4], [4]))

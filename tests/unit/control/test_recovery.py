@@ -1,9 +1,9 @@
 import pytest
 
+from benchmarks.builders import make_device
 from orchestrator.control.recovery import FailureOptions, judge
 from orchestrator.core.slot import DeviceJoined, DeviceLost, WorkerFailed
 from orchestrator.errors import LostWorkerError, UserCodeError
-from tests.unit.builders import make_device
 
 
 def test_time_outs_are_strictly_nested_and_grow_with_the_one_knob() -> None:

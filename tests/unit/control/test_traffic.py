@@ -1,9 +1,6 @@
 import pytest
 
-from orchestrator.control.traffic import move_traffic, step_traffic
-from orchestrator.core.plan import Move
-from orchestrator.planning.cost import CostModel
-from tests.unit.builders import (
+from benchmarks.builders import (
     make_cluster,
     make_device,
     make_group,
@@ -11,6 +8,9 @@ from tests.unit.builders import (
     make_problem,
     make_profile,
 )
+from orchestrator.control.traffic import move_traffic, step_traffic
+from orchestrator.core.plan import Move
+from orchestrator.planning.cost import CostModel
 
 A, B, C = make_device("a-0"), make_device("b-0", zone="z2"), make_device("c-0")
 CLUSTER = make_cluster([A, B, C], egress_usd_per_byte=1e-9)

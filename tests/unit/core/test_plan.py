@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.builders import make_device, make_group, make_plan, make_stages, team_of
 from orchestrator.core.plan import Group, Plan, Stage, segments, step_range, step_shares
-from tests.unit.builders import make_device, make_group, make_plan, make_stages, team_of
 
 D = [make_device(f"d-{i}") for i in range(8)]
 

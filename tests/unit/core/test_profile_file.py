@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from benchmarks.builders import make_profile
 from orchestrator.core.model import profile_from_json, profile_to_json
-from tests.unit.builders import make_profile
 
 
 def profile_file(**changes):

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.builders import make_device, make_group
 from orchestrator.core.plan import Group
 from orchestrator.core.schedule import (
     BACKWARD,
@@ -13,7 +14,6 @@ from orchestrator.core.schedule import (
     check_program,
     list_schedule,
 )
-from tests.unit.builders import make_device, make_group
 
 D = [make_device(f"d-{i}") for i in range(6)]
 

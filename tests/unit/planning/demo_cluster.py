@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from benchmarks.builders import make_cluster, make_device, make_problem, make_profile
 from orchestrator.core.cluster import ClusterState, Device, Link
 from orchestrator.core.model import LayerTimes, ModelProfile
 from orchestrator.core.slot import PlanningProblem
-from tests.unit.builders import make_cluster, make_device, make_problem, make_profile
 
 PRICES_USD_PER_S = {"fast": 3.67 / 60, "mid": 0.90 / 60, "slow": 0.35 / 60}
 SLOWNESS = {"fast": 1.0, "mid": 3.0, "slow": 4.5}

@@ -4,6 +4,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.builders import (
+    make_cluster,
+    make_device,
+    make_group,
+    make_plan,
+    make_problem,
+    make_profile,
+)
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
 from orchestrator.planning.assignment import SlotAssignment
@@ -14,14 +22,6 @@ from orchestrator.planning.program import SlotProgram
 from orchestrator.planning.queues import LimitOptions
 from orchestrator.planning.slot_table import slot_table
 from orchestrator.planning.waterfill import water_fill
-from tests.unit.builders import (
-    make_cluster,
-    make_device,
-    make_group,
-    make_plan,
-    make_problem,
-    make_profile,
-)
 
 IDLE = Candidate(Plan(0, "1f1b"), IDLE_ESTIMATE)
 

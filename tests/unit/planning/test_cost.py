@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.cluster import Link
-from orchestrator.core.plan import Group
-from orchestrator.core.slot import IDLE_ESTIMATE
-from orchestrator.planning.cost import CostModel
-from orchestrator.planning.event import group_makespan
-from tests.unit.builders import (
+from benchmarks.builders import (
     GIB,
     make_cluster,
     make_device,
@@ -22,6 +17,11 @@ from tests.unit.builders import (
     make_stages,
     team_of,
 )
+from orchestrator.core.cluster import Link
+from orchestrator.core.plan import Group
+from orchestrator.core.slot import IDLE_ESTIMATE
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.event import group_makespan
 
 
 def model_of(devices, profile, *, problem=None, **cluster):

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.builders import make_cluster, make_device, make_group, make_problem, make_profile
 from orchestrator.core.plan import Group
 from orchestrator.core.schedule import FORWARD, build_program
 from orchestrator.planning.cost import CostModel
@@ -15,7 +16,6 @@ from orchestrator.planning.event import (
     stage_ends_s,
     timeline,
 )
-from tests.unit.builders import make_cluster, make_device, make_group, make_problem, make_profile
 
 EXACT = 1e-12  # sums of a few dozen floats
 

@@ -5,10 +5,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.builders import make_cluster, make_device, make_group, make_plan
 from orchestrator.core.cluster import ClusterState, Link
 from orchestrator.planning.grouping import MAX_NEIGHBOURS, DeviceSpace
 from orchestrator.planning.roster import Roster, dealt_out
-from tests.unit.builders import make_cluster, make_device, make_group, make_plan
 from tests.unit.planning.demo_cluster import demo_cluster, demo_devices
 
 

@@ -5,6 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.builders import (
+    make_cluster,
+    make_device,
+    make_group,
+    make_plan,
+    make_problem,
+    make_profile,
+)
 from orchestrator.core.cluster import PRICE_JUMP, Offer
 from orchestrator.core.plan import Migration, Plan
 from orchestrator.core.slot import (
@@ -21,14 +29,6 @@ from orchestrator.planning.queues import (
     Queues,
     overspend_bound_usd,
     penalty_weight,
-)
-from tests.unit.builders import (
-    make_cluster,
-    make_device,
-    make_group,
-    make_plan,
-    make_problem,
-    make_profile,
 )
 
 SLOT_S = 10.0

@@ -1,8 +1,6 @@
 import pytest
 
-from orchestrator.core.plan import Migration, Move
-from orchestrator.planning.migration import GROUP_SETUP_S, plan_migration
-from tests.unit.builders import (
+from benchmarks.builders import (
     make_cluster,
     make_device,
     make_group,
@@ -10,6 +8,8 @@ from tests.unit.builders import (
     make_problem,
     make_profile,
 )
+from orchestrator.core.plan import Migration, Move
+from orchestrator.planning.migration import GROUP_SETUP_S, plan_migration
 
 DEVICES = [make_device(f"d-{i}") for i in range(4)]
 MODEL = make_profile(num_layers=4, param_bytes=[1e6, 2e6, 3e6, 4e6])

@@ -3,17 +3,17 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from orchestrator.core.cluster import Link
-from orchestrator.core.plan import Group, Stage
-from orchestrator.planning.cost import CostModel
-from orchestrator.planning.partition import THETAS, cut_options, partition
-from tests.unit.builders import (
+from benchmarks.builders import (
     make_cluster,
     make_device,
     make_problem,
     make_profile,
     team_of,
 )
+from orchestrator.core.cluster import Link
+from orchestrator.core.plan import Group, Stage
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.partition import THETAS, cut_options, partition
 
 
 def cuts_of(stages):

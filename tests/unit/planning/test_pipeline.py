@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.builders import make_cluster, make_device, make_problem, make_profile, make_stages
 from orchestrator.core.cluster import Link
 from orchestrator.core.plan import Group
 from orchestrator.planning.cost import CostModel
@@ -19,7 +20,6 @@ from orchestrator.planning.pipeline import (
     period_s,
     pipeline_s,
 )
-from tests.unit.builders import make_cluster, make_device, make_problem, make_profile, make_stages
 
 ROUNDING = 1e-9  # relative; sums of some hundred floats
 THREE = make_chain(

@@ -2,14 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.plan import Plan
-from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
-from orchestrator.planning.constraints import Breach, Row, broken, make_rows
-from orchestrator.planning.cost import CostModel
-from orchestrator.planning.pricing import is_held_back, nearest_breach, price_rows, search_within
-from orchestrator.planning.queues import LimitOptions
-from orchestrator.strategies.joint import Joint
-from tests.unit.builders import (
+from benchmarks.builders import (
     make_cluster,
     make_device,
     make_group,
@@ -17,6 +10,13 @@ from tests.unit.builders import (
     make_problem,
     make_profile,
 )
+from orchestrator.core.plan import Plan
+from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
+from orchestrator.planning.constraints import Breach, Row, broken, make_rows
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.pricing import is_held_back, nearest_breach, price_rows, search_within
+from orchestrator.planning.queues import LimitOptions
+from orchestrator.strategies.joint import Joint
 
 IDLE = Candidate(Plan(0, "1f1b"), IDLE_ESTIMATE)
 NEAR = [make_device(f"near-{i}", zone="z1", kind="slow") for i in range(2)]

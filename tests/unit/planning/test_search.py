@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.builders import make_cluster, make_device, make_problem
 from orchestrator.core.cluster import Device, Link, make_team
 from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile
 from orchestrator.core.plan import Group, Stage
@@ -17,7 +18,6 @@ from orchestrator.planning.roster import Roster
 from orchestrator.planning.search import Search
 from orchestrator.planning.trials import Evaluator, Trial
 from orchestrator.planning.waterfill import as_microbatches
-from tests.unit.builders import make_cluster, make_device, make_problem
 from tests.unit.planning.demo_cluster import (
     demo_cluster,
     demo_devices,

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.builders import make_cluster, make_device, make_profile
 from orchestrator.core.cluster import ClusterState, Link, make_team
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Group, Stage
 from orchestrator.planning.sums import GradientSums
 from orchestrator.planning.tables import LayerTables
-from tests.unit.builders import make_cluster, make_device, make_profile
 
 GRADIENT_BYTES = 8e9
 INSIDE_BYTES_PER_S, BETWEEN_BYTES_PER_S = 100e9, 4e9

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.builders import make_profile
 from orchestrator.core.model import LayerTimes, ModelProfile
 from orchestrator.planning.tables import LayerTables
-from tests.unit.builders import make_profile
 
 
 def _with_teams(sized: tuple[int, ...], timed: tuple[int, ...]) -> ModelProfile:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.builders import GIB, make_cluster, make_device, make_problem
 from orchestrator.core.cluster import ClusterState, Device, Link
 from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile
 from orchestrator.core.plan import Plan
@@ -18,7 +19,6 @@ from orchestrator.planning.event import retime
 from orchestrator.planning.search import Search
 from orchestrator.planning.templates import ClassSpace, binned
 from orchestrator.planning.trials import Evaluator, Trial
-from tests.unit.builders import GIB, make_cluster, make_device, make_problem
 
 SIZES = {"big": (1, 2, 4), "small": (1, 2, 4)}
 

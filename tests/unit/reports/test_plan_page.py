@@ -7,13 +7,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from orchestrator.core.slot import IDLE_ESTIMATE
-from orchestrator.planning.cost import CostModel
-from orchestrator.planning.event import retime, timeline
-from orchestrator.reports.plan_page import plan_page, trace_json
-from orchestrator.reports.tables import PlanRow, make_row, plan_table, row_data
-from orchestrator.reports.worth import Worth
-from tests.unit.builders import (
+from benchmarks.builders import (
     GIB,
     make_cluster,
     make_device,
@@ -21,6 +15,12 @@ from tests.unit.builders import (
     make_plan,
     make_problem,
 )
+from orchestrator.core.slot import IDLE_ESTIMATE
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.event import retime, timeline
+from orchestrator.reports.plan_page import plan_page, trace_json
+from orchestrator.reports.tables import PlanRow, make_row, plan_table, row_data
+from orchestrator.reports.worth import Worth
 
 A, B, C = (make_device(f"{p}-0", memory_bytes=16 * GIB) for p in ("fast", "mid", "slow"))
 CLUSTER = make_cluster([A, B, C], price_usd_per_s=0.001)

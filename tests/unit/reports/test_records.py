@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+from benchmarks.builders import make_device, make_group, make_plan
 from orchestrator.core.slot import DeviceView, Rates, SlotRecord
 from orchestrator.reports.records import (
     MAX_LINES,
@@ -12,7 +13,6 @@ from orchestrator.reports.records import (
     slot_json,
     slot_line,
 )
-from tests.unit.builders import make_device, make_group, make_plan
 
 FAST, SLOW = make_device("fast-0"), make_device("slow-0")
 PLAN = make_plan(make_group([FAST, SLOW], [0, 7, 10], [4, 4, 3]))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from benchmarks.builders import make_group, make_plan
 from orchestrator.control.persistence import RunStore
 from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.slot import CommittedStep, Rates, RunEvent, SlotJournal
@@ -16,7 +17,6 @@ from orchestrator.reports.records import slot_data
 from orchestrator.reports.run_page import run_page
 from orchestrator.reports.run_report import compare_bill, read_run, report_data
 from orchestrator.reports.run_text import head_figures, print_report
-from tests.unit.builders import make_group, make_plan
 from tests.unit.reports.test_plan_page import read_page
 from tests.unit.reports.test_records import FAST, PLAN, a_record
 

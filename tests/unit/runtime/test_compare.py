@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.builders import make_cluster, make_device, make_group, make_plan, make_problem
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import Candidate, PlanningProblem, StepEstimate, StepReport
 from orchestrator.runtime.compare import entries, measure
-from tests.unit.builders import make_cluster, make_device, make_group, make_plan, make_problem
 
 A, B = make_device("a-0"), make_device("b-0")
 BOTH = make_plan(make_group((A,), (0, 4), (3,)), make_group((B,), (0, 4), (3,)))

@@ -2,10 +2,10 @@
 
 import pytest
 
+from benchmarks.builders import make_cluster, make_device, make_group, make_plan, make_profile
 from orchestrator.control.backend import EmulatedEvent
 from orchestrator.core.model import TrainingOptions
 from orchestrator.runtime.truth import EmulatedTruth
-from tests.unit.builders import make_cluster, make_device, make_group, make_plan, make_profile
 
 A, B = make_device("fast-0"), make_device("slow-0", kind="old", zone="z2")
 TRAINING = TrainingOptions(task="m:t", global_batch=6, microbatch=2, steps=10)

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.builders import make_cluster, make_device, make_problem, make_profile
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import Candidate, PlanningProblem
 from orchestrator.errors import InfeasibleError
 from orchestrator.strategies.registry import make_strategy
-from tests.unit.builders import make_cluster, make_device, make_problem, make_profile
 from tests.unit.planning.demo_cluster import demo_cluster, demo_devices, demo_problem
 
 SMALL = demo_cluster(demo_devices((1, 1, 1)))

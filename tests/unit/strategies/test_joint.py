@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.builders import make_cluster, make_device, make_problem, make_profile
 from orchestrator.core.slot import Candidate, PlanningProblem
 from orchestrator.errors import InfeasibleError
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 from orchestrator.strategies.joint import Joint
-from tests.unit.builders import make_cluster, make_device, make_problem, make_profile
 from tests.unit.planning.demo_cluster import (
     demo_cluster,
     demo_devices,

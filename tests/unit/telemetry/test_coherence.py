@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.builders import make_cluster, make_device
 from orchestrator.core.cluster import ClusterState
 from orchestrator.telemetry.coherence import MIN_SLOTS, Coherence
-from tests.unit.builders import make_cluster, make_device
 
 CLUSTER = make_cluster([make_device("gpu-0"), make_device("gpu-1")])
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.builders import make_cluster, make_device, make_group, make_plan
 from orchestrator.core.cluster import ClusterState, Offer
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import (
@@ -13,7 +14,6 @@ from orchestrator.core.slot import (
     StepReport,
 )
 from orchestrator.telemetry.estimator import Estimator
-from tests.unit.builders import make_cluster, make_device, make_group, make_plan
 
 DEVICES = [make_device(f"gpu-{i}") for i in range(2)]
 PLAN = make_plan(make_group(DEVICES, [0, 2, 4], [4]))

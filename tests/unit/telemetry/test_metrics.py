@@ -10,6 +10,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from benchmarks.builders import make_device, make_group, make_plan
 from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.slot import (
     CommittedStep,
@@ -23,7 +24,6 @@ from orchestrator.core.slot import (
 from orchestrator.errors import ConfigError
 from orchestrator.telemetry.exporter import Exporter, RunFacts
 from orchestrator.telemetry.metrics import METRICS, MetricsOptions
-from tests.unit.builders import make_device, make_group, make_plan
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_usd", "_per_second", "_per_hour", "_per_usd")
 COUNTS_AND_STATES = {

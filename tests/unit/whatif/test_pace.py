@@ -1,8 +1,8 @@
+from benchmarks.builders import make_cluster, make_device, make_group, make_plan, make_problem
 from orchestrator.config import RunConfig
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, StepEstimate
 from orchestrator.whatif.pace import pace_notes
-from tests.unit.builders import make_cluster, make_device, make_group, make_plan, make_problem
 from tests.unit.whatif.test_plans import TEXT
 
 

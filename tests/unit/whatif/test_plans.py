@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.builders import GIB, make_profile
 from orchestrator.config import RunConfig
 from orchestrator.core.model import ModelProfile
 from orchestrator.errors import ConfigError
 from orchestrator.whatif.plans import WhatIf, what_if, what_if_data
-from tests.unit.builders import GIB, make_profile
 
 TEXT = """
 run: {name: what-if}

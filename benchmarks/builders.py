@@ -1,4 +1,4 @@
-"""Small clusters, profiles and problems for tests: every argument has a plain default."""
+"""Small clusters, profiles and problems: every argument has a plain default."""
 
 from collections.abc import Sequence
 

@@ -45,7 +45,11 @@ def make_cluster(  # noqa: PLR0913 - a builder names every field
     """Devices whose zones are all joined by one kind of link; a price, or one per pool."""
     zones = sorted({d.zone for d in devices})
     pools = {d.pool: d for d in devices}
-    prices = price_usd_per_s if isinstance(price_usd_per_s, dict) else {}
+    prices = (
+        price_usd_per_s
+        if isinstance(price_usd_per_s, dict)
+        else dict.fromkeys(pools, float(price_usd_per_s))
+    )
     if links is None:
         links = [
             Link(a, b, latency_s, bandwidth_bytes_per_s, egress_usd_per_byte if a != b else 0.0)
@@ -57,7 +61,7 @@ def make_cluster(  # noqa: PLR0913 - a builder names every field
             pool=name,
             kind=d.kind,
             zone=d.zone,
-            price_usd_per_s=prices.get(name, 1e-3) if prices else float(price_usd_per_s),
+            price_usd_per_s=prices.get(name, 1e-3),
         )
         for name, d in pools.items()
     )

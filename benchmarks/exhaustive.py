@@ -115,8 +115,8 @@ class Exhaustive:
             most_G[g] = min(most_G[g], max(way.samples_by(free_s - way.update_s) for way in ways))
         if np.prod([float(len(ways)) for ways in ways_G]) > MAX_COMBINATIONS:
             raise TooLargeError
-        for ways in product(*ways_G):
-            floor = max(floor, self._best_with(ways, free_s, floor))
+        for chosen in product(*ways_G):
+            floor = max(floor, self._best_with(chosen, free_s, floor))
         return floor
 
     def _best_with(self, ways: Sequence[_Way], free_s: float, floor: float) -> float:

@@ -34,7 +34,7 @@ def law_of(setting: Setting, hours: float) -> TableControl:
 
 def measure(
     setting: Setting, hours: float, num_paths: int, rng: np.random.Generator
-) -> list[dict[str, object]]:
+) -> list[dict[str, float]]:
     """Sample paths of one length: share of hindsight, and dollars above the cap."""
     control = law_of(setting, hours)
     num_slots = round(hours * HOUR_S / control.slot_s)
@@ -56,9 +56,9 @@ def measure(
     return rows
 
 
-def column(rows: list[dict[str, object]], name: str) -> list[float]:
+def column(rows: list[dict[str, float]], name: str) -> list[float]:
     """A column of the table as numbers."""
-    return [float(str(row[name])) for row in rows]
+    return [row[name] for row in rows]
 
 
 def run(options: argparse.Namespace) -> Result:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
 
 from orchestrator.core.cluster import Team
 from orchestrator.core.durable import CheckpointManifest
@@ -113,7 +113,7 @@ class Fleet:
         self.devices = tuple(devices)
         self._lives = 0
         self._number = 0
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._pipes: list[Connection] = []
         self.processes: list[Any] = []
         self._answers: list[dict[int, tuple[bool, Any]]] = [{} for _ in self.devices]

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -47,14 +49,14 @@ WORKLOADS = (
 
 def _ddp_process(rank: int, port: int, pipe: Connection, work: Workload) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    store = TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
     task = load_task(work.task, work.task_args, 0)
     model = DistributedDataParallel(torch.nn.Sequential(*task.layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    sampler = DistributedSampler(task.dataset, WORLD, rank)
+    sampler: DistributedSampler[Any] = DistributedSampler(task.dataset, WORLD, rank)
     loader = DataLoader(task.dataset, work.local_batch, sampler=sampler, drop_last=True)
-    batches = iter(())
+    batches = iter(loader)
     while (num_steps := pipe.recv()) is not None:
         ends_s = [time.monotonic()]
         for _ in range(num_steps):
@@ -76,7 +78,7 @@ class DdpPair:
 
     def __init__(self, work: Workload) -> None:
         context = get_context("spawn")
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._pipes, self._processes = [], []
         for rank in range(WORLD):
             ours, theirs = context.Pipe()

@@ -107,10 +107,10 @@ def run(options: argparse.Namespace) -> Result:
     rows = [class_level(n, options.seed, limit_s) for n in sizes]
     bars = {8: ("<= 0.5", "<= 0.05"), 32: ("<= 5", "<= 0.5")}
     figures = []
-    for row, (devices, (cold, warm)) in zip(small, bars.items(), strict=False):
+    for row, (devices, (cold, bar)) in zip(small, bars.items(), strict=False):
         figures += [
             Figure(f"n{devices}_cold_s", float(row["cold_s"]), "s", cold),  # type: ignore[arg-type]
-            Figure(f"n{devices}_warm_s", float(row["warm_s"]), "s", warm),  # type: ignore[arg-type]
+            Figure(f"n{devices}_warm_s", float(row["warm_s"]), "s", bar),  # type: ignore[arg-type]
         ]
 
     def column(name: str) -> list[float]:

@@ -114,16 +114,17 @@ def _cluster(data: Mapping[str, Any]) -> ClusterState:
         ends = (
             [(zone, zone) for zone in zones]
             if rule.get("within")
-            else list(permutations(rule["between"], 2))
+            else permutations(rule["between"], 2)
         )
         links += [
             Link(
-                *pair,
+                source,
+                target,
                 rule["latency_s"],
                 rule["bandwidth_gbytes_per_s"] * 1e9,
                 rule.get("egress_usd_per_gb", 0.0) / 1e9,
             )
-            for pair in ends
+            for source, target in ends
         ]
     return ClusterState(0.0, tuple(devices), tuple(links), tuple(offers))
 

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 
@@ -37,7 +37,7 @@ class Result:
     """A benchmark's outcome: figures, and a table of the single runs behind them."""
 
     figures: tuple[Figure, ...]
-    table: tuple[dict[str, object], ...] = ()
+    table: tuple[Mapping[str, object], ...] = ()
     notes: dict[str, object] = field(default_factory=dict)
 
 

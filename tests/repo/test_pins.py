@@ -1,5 +1,6 @@
 """constraints.txt pins everything that is installed, and its versions satisfy pyproject.toml."""
 
+import re
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
@@ -48,6 +49,22 @@ def test_every_direct_and_transitive_dependency_is_pinned() -> None:
     found = {name for requirement in wanted() for name in needed(requirement, seen)}
     bundled = {n for n in found if n.startswith(("nvidia-", "cuda-", "triton"))}  # torch pins them
     assert sorted(found - bundled - set(pins())) == []
+
+
+def test_every_run_time_dependency_is_imported_somewhere() -> None:
+    files = chain.from_iterable(
+        (ROOT / folder).rglob("*.py") for folder in ("orchestrator", "workers", "benchmarks")
+    )
+    text = "\n".join(file.read_text("utf-8") for file in files)
+    modules = {"pyyaml": "yaml"}  # named otherwise than their distribution
+    unused = [
+        name
+        for name in (canonicalize_name(Requirement(t).name) for t in PROJECT["dependencies"])
+        if not re.search(
+            rf"^\s*(from|import) {modules.get(name, name.replace('-', '_'))}\b", text, re.MULTILINE
+        )
+    ]
+    assert unused == []
 
 
 def test_pinned_versions_lie_in_the_ranges_and_serve_a_machine_without_gpu() -> None:

@@ -321,7 +321,7 @@ def test_validating_loads_nothing_heavy_and_runs_no_user_code(folder: Path) -> N
     first, modules = done.stdout.splitlines()
     assert first.startswith("run.yaml: fine")
     loaded = {name.partition(".")[0] for name in modules.split()}
-    assert not loaded & {"ray", "torch", "cvxpy", "simpy", "numba", "job"}
+    assert not loaded & {"ray", "torch", "cvxpy", "simpy", "job"}
 
 
 def test_the_module_is_the_same_program(folder: Path) -> None:

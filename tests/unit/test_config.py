@@ -190,4 +190,4 @@ def test_reading_a_config_loads_nothing_heavy() -> None:
     code = "import orchestrator.config, sys; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in found.stdout.split()}
-    assert not loaded & {"ray", "torch", "cvxpy", "simpy", "numba", "scipy"}
+    assert not loaded & {"ray", "torch", "cvxpy", "simpy", "scipy"}

@@ -6,9 +6,8 @@ Shape letters: K sets of alike groups.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from orchestrator.planning.bisection import bracket
 from orchestrator.planning.curves import Option
-from orchestrator.planning.waterfill import as_microbatches, deal_samples
+from orchestrator.planning.waterfill import Ladder, as_microbatches, deal_samples, level_s
 
 LEVEL_TOLERANCE = 1e-9
 """Relative; how closely the common end is bracketed before shares become whole."""
@@ -61,40 +60,16 @@ def _deal_each(
     return tuple(Dealt(k, share, 1) for k, share in enumerate(shares))
 
 
-class _Ladder(NamedTuple):
-    """Ends of a set's units: microbatches, or samples of equal parts of one."""
-
-    num_groups: int
-    unit: int  # samples
-    first_s: float
-    further_s: float
-    most: int
-
-    def units_by(self, time_s: float) -> int:
-        """Whole units done by a time, at least one."""
-        whole = int((time_s - self.first_s) / self.further_s * (1 + 1e-12) + 1e-9)
-        return min(self.most, max(0, whole) + 1)
-
-    def end_s(self, units: int) -> float:
-        """When that many are done."""
-        return self.first_s + (units - 1) * self.further_s
-
-
 def _deal_sets(
     options_K: Sequence[Option], count_K: Sequence[int], batch_samples: int, *, fine: bool
 ) -> tuple[Dealt, ...] | None:
     ladders = [_ladder(o, c, fine=fine) for o, c in zip(options_K, count_K, strict=True)]
 
-    def samples_by(time_s: float) -> int:
-        return sum(k.num_groups * k.unit * k.units_by(time_s) for k in ladders)
-
     latest_s = max(k.end_s(min(k.most, batch_samples)) for k in ladders)
-    if samples_by(latest_s) < batch_samples or sum(count_K) > batch_samples:
+    level = level_s(ladders, batch_samples, (0.0, latest_s), tolerance=LEVEL_TOLERANCE)
+    if level is None or sum(count_K) > batch_samples:
         return None
-    _, level_s = bracket(
-        lambda time_s: samples_by(time_s) >= batch_samples, 0.0, latest_s, tolerance=LEVEL_TOLERANCE
-    )
-    units_K = [k.units_by(level_s) for k in ladders]
+    units_K = [k.units_by(level[1]) for k in ladders]
     surplus = sum(k.num_groups * k.unit * n for k, n in zip(ladders, units_K, strict=True))
     surplus -= batch_samples
     cut = 0, 0, 0  # a set, groups that get one unit less, samples that one more group lacks
@@ -112,18 +87,18 @@ def _deal_sets(
     return tuple(_shares(options_K, ladders, units_K, cut))
 
 
-def _ladder(option: Option, count: int, *, fine: bool) -> _Ladder:
+def _ladder(option: Option, count: int, *, fine: bool) -> Ladder:
     size, period_s = option.microbatch, option.curve.period_s
     if not fine:
-        return _Ladder(count, size, option.fill_drain_s, period_s, option.curve.max_microbatches)
+        return Ladder(count, size, option.fill_drain_s, period_s, option.curve.max_microbatches)
     per_sample_s = period_s / size
     first_s = option.fill_drain_s - (size - 1) * per_sample_s
-    return _Ladder(count, 1, first_s, per_sample_s, option.most_samples)
+    return Ladder(count, 1, first_s, per_sample_s, option.most_samples)
 
 
 def _shares(
     options_K: Sequence[Option],
-    ladders: Sequence[_Ladder],
+    ladders: Sequence[Ladder],
     units_K: Sequence[int],
     cut: tuple[int, int, int],
 ) -> list[Dealt]:

@@ -9,12 +9,9 @@ from math import inf
 
 from orchestrator.core.slot import Candidate
 from orchestrator.planning.alike import AlikeSet, alike_sets
-from orchestrator.planning.bisection import bracket
 from orchestrator.planning.constraints import Row, RowUse, row_use, sums_usd
 from orchestrator.planning.cost import CostModel
-
-SLACK = 1e-9
-"""Of a period: a microbatch that ends with the level, but for rounding errors, is in it."""
+from orchestrator.planning.waterfill import Ladder, level_s
 
 LEVEL_TOLERANCE = 1e-12
 """Relative; how closely the common end is bracketed that no shares can beat."""
@@ -66,8 +63,8 @@ class SlotTable:
         """
         usd_per_sample = min(e / m for e, m in zip(self.usd, self.size, strict=True))
         worth = self.worth - self.backlog_usd * (self.step_usd + usd_per_sample * self.batch)
-        step_s = self._level_s()[0] if worth > 0 else inf
-        return worth / step_s - self.backlog_usd * self.usd_per_s
+        level = self._level_s(self._ladders()) if worth > 0 else None
+        return worth / (level[0] if level else inf) - self.backlog_usd * self.usd_per_s
 
     def filled(self) -> tuple[int, ...] | None:
         """Microbatches of the sets that make the shortest step; None when caps forbid the batch.
@@ -76,15 +73,16 @@ class SlotTable:
 
         Source: docs/model.md, section 5.1.
         """
-        level_s = self._level_s()[1]
-        totals = [n * s.count for n, s in zip(self._whole_by(level_s), self.sets, strict=True)]
-        surplus = sum(m * x for m, x in zip(self.size, totals, strict=True)) - self.batch
-        if surplus < 0:
+        ladders = self._ladders()
+        level = self._level_s(ladders)
+        if level is None:
             return None
+        totals = [k.num_groups * k.units_by(level[1]) for k in ladders]
+        surplus = sum(m * x for m, x in zip(self.size, totals, strict=True)) - self.batch
 
         def end(a: int) -> tuple[float, float]:
             fullest = -(-totals[a] // self.sets[a].count)
-            return self.fixed[a] + self.tau[a] * fullest, self.usd[a]
+            return ladders[a].end_s(fullest), self.usd[a]
 
         while True:
             loose = [
@@ -100,26 +98,19 @@ class SlotTable:
             totals[last] -= taken
             surplus -= taken * self.size[last]
 
-    def _whole_by(self, step_s: float) -> list[int]:
-        """Whole microbatches of a group of each set that end by a step's end, one at least."""
+    def _ladders(self) -> list[Ladder]:
+        """Microbatches of every set; a step lasts until the last is done."""
         return [
-            min(cap, max(1, int((step_s - f) / t + SLACK)))
-            for f, t, cap in zip(self.fixed, self.tau, self.cap, strict=True)
+            Ladder(each.count, m, f + t, t, cap)
+            for each, m, f, t, cap in zip(
+                self.sets, self.size, self.fixed, self.tau, self.cap, strict=True
+            )
         ]
 
-    def _level_s(self) -> tuple[float, float]:
-        """The shortest step in which the batch fits, bracketed."""
-        full = [m * s.count for m, s in zip(self.size, self.sets, strict=True)]
-
-        def holds(step_s: float) -> bool:
-            whole = self._whole_by(step_s)
-            return sum(m * n for m, n in zip(full, whole, strict=True)) >= self.batch
-
-        low_s = max(f + t for f, t in zip(self.fixed, self.tau, strict=True))
-        high_s = max(f + t * n for f, t, n in zip(self.fixed, self.tau, self.cap, strict=True))
-        if holds(low_s):
-            return low_s, low_s
-        return bracket(holds, low_s, high_s, tolerance=LEVEL_TOLERANCE)
+    def _level_s(self, ladders: Sequence[Ladder]) -> tuple[float, float] | None:
+        """The shortest step in which the batch fits, bracketed; None when caps forbid it."""
+        within_s = max(k.first_s for k in ladders), max(k.end_s(k.most) for k in ladders)
+        return level_s(ladders, self.batch, within_s, tolerance=LEVEL_TOLERANCE)
 
 
 def slot_table(cost: CostModel, candidate: Candidate, rows: Sequence[Row]) -> SlotTable:

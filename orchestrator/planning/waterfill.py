@@ -4,14 +4,21 @@ Shape letters: G groups.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from orchestrator.planning.bisection import bracket
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-SLACK = 1e-9  # of a period: a count too high could not be taken back, one too low is made up
+SLACK = 1e-9
+"""Of a period: what ends with the level, but for rounding errors, is in it or not, as asked."""
+
+ROUNDING = 1e-12
+"""Relative; what a time of very many periods may lack."""
 
 
 def water_fill(
@@ -56,6 +63,52 @@ def water_fill(
         end_G = _whole_by(level_s, alpha_G, tau_G, most_G, SLACK)
         count_G += _first_ends(alpha_G, tau_G, count_G, end_G, missing)
     return count_G
+
+
+class Ladder(NamedTuple):
+    """When alike groups are done with their units: microbatches, or equal parts of one."""
+
+    num_groups: int
+    unit: int  # samples
+    first_s: float
+    further_s: float
+    most: int  # units of a group
+
+    def units_by(self, time_s: float) -> int:
+        """Whole units of a group that are done by a time, at least one."""
+        whole = int((time_s - self.first_s) / self.further_s * (1 + ROUNDING) + SLACK)
+        return min(self.most, max(0, whole) + 1)
+
+    def end_s(self, units: int) -> float:
+        """When a group is done with that many."""
+        return self.first_s + (units - 1) * self.further_s
+
+
+def level_s(
+    ladders: Sequence[Ladder],
+    num_samples: int,
+    within_s: tuple[float, float],
+    *,
+    tolerance: float,
+) -> tuple[float, float] | None:
+    """The time by which whole units hold the samples, bracketed; None when never within.
+
+    Args:
+        ladders: One for every set of alike groups; each group does one unit at least.
+        num_samples: X.
+        within_s: Where the level is sought.
+        tolerance: Relative; how close the bracket is.
+    """
+
+    def holds(time_s: float) -> bool:
+        return sum(k.num_groups * k.unit * k.units_by(time_s) for k in ladders) >= num_samples
+
+    low_s, high_s = within_s
+    if holds(low_s):
+        return low_s, low_s
+    if not holds(high_s):
+        return None
+    return bracket(holds, low_s, high_s, tolerance=tolerance)
 
 
 def as_microbatches(num_samples: int, microbatch: int) -> tuple[int, ...]:

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.planning.waterfill import as_microbatches, deal_samples, water_fill
+from orchestrator.planning.waterfill import (
+    Ladder,
+    as_microbatches,
+    deal_samples,
+    level_s,
+    water_fill,
+)
 
 
 def ends(alpha_G, tau_G, count_G):
@@ -115,3 +121,26 @@ def test_every_deal_covers_the_batch_with_at_most_one_shorter_microbatch_a_group
         assert share
         assert all(k == size for k in share[:-1])
         assert 1 <= share[-1] <= size
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sets=st.lists(st.tuples(times, times, st.integers(1, 5)), min_size=1, max_size=4),
+    surplus=st.integers(0, 60),
+)
+def test_sets_of_alike_groups_end_with_the_slowest_of_their_groups(sets, surplus):
+    alpha = [a for a, _, count in sets for _ in range(count)]
+    tau = [t for _, t, count in sets for _ in range(count)]
+    batch = len(alpha) + surplus
+    last_s = max(ends(alpha, tau, water_fill(alpha, tau, batch)))
+    ladders = [Ladder(count, 1, a, t, batch) for a, t, count in sets]
+    within_s = max(a for a, _, _ in sets), max(k.end_s(batch) for k in ladders)
+    found = level_s(ladders, batch, within_s, tolerance=1e-12)
+    assert found is not None
+    assert found[1] == pytest.approx(last_s, rel=1e-9)
+
+
+def test_no_level_holds_more_than_the_caps_allow():
+    ladders = [Ladder(2, 4, 1.0, 1.0, 3)]
+    assert level_s(ladders, 24, (1.0, 3.0), tolerance=1e-12) == pytest.approx((3.0, 3.0))
+    assert level_s(ladders, 25, (1.0, 3.0), tolerance=1e-12) is None

@@ -4,24 +4,42 @@ import argparse
 import statistics
 import tempfile
 
+from benchmarks.builders import make_cluster, make_device, make_problem, make_profile
 from benchmarks.fleet import Fleet, make_plan, make_spec
 from benchmarks.result import Figure, Result, main
-from orchestrator.core.cluster import Link
-from orchestrator.core.schedule import FORWARD, build_program
-from orchestrator.planning.event import run_program
+from orchestrator.core.plan import Plan
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.event import group_makespan
 from workers.emulation import EmulatedStage
 
 FORWARD_S, BACKWARD_S = 0.010, 0.020  # of a device of speed 1: no operation is shorter
 STEP_END_S = 0.010
 NUM_MICROBATCHES, MICROBATCH = 16, 1
 LATENCY_S, BANDWIDTH_BYTES_PER_S = 0.002, 20e6
-BOUNDARY_BYTES = 8 * 4  # one sample of benchmarks.tasks.chain
+BOUNDARY_BYTES, NUM_LAYERS = 8 * 4, 8  # of one sample of benchmarks.tasks.chain
+
+
+def predicted_step_s(plan: Plan, slowdown: dict[str, float]) -> float:
+    """What the event evaluation says of the plan's one group, the end of the step included."""
+    per_stage = NUM_LAYERS // len(slowdown)
+    cluster = make_cluster(
+        [make_device(device, kind="cpu", slowdown=ratio) for device, ratio in slowdown.items()],
+        latency_s=LATENCY_S,
+        bandwidth_bytes_per_s=BANDWIDTH_BYTES_PER_S,
+    )
+    profile = make_profile(
+        {"cpu": [FORWARD_S / per_stage] * NUM_LAYERS},
+        backward_ratio=BACKWARD_S / FORWARD_S,
+        boundary_bytes=BOUNDARY_BYTES,
+    )
+    cost = CostModel(make_problem(cluster, profile))
+    return group_makespan(cost, plan.groups[0], plan.schedule) + STEP_END_S
 
 
 def measure(num_stages: int, num_steps: int) -> dict[str, object]:
     """Run a pipeline of devices of speed 1 and 1.5 in turn; medians over steps and devices."""
     devices = [f"device-{s}" for s in range(num_stages)]
-    chain = [(device, 8 // num_stages) for device in devices]
+    chain = [(device, NUM_LAYERS // num_stages) for device in devices]
     plan = make_plan([(chain, [MICROBATCH] * NUM_MICROBATCHES)], extra=num_stages)
     slow = [1.0 if s % 2 else 1.5 for s in range(num_stages)]
     emulation = {
@@ -33,13 +51,7 @@ def measure(num_stages: int, num_steps: int) -> dict[str, object]:
         )
         for s, device in enumerate(devices)
     }
-    link = Link("a", "b", LATENCY_S, BANDWIDTH_BYTES_PER_S)
-    spans = run_program(
-        build_program(plan.groups[0], plan.schedule, [BOUNDARY_BYTES] * 8),
-        lambda s, op, _: slow[s] * (FORWARD_S if op == FORWARD else BACKWARD_S),
-        [(link, link)] * (num_stages - 1),
-    )
-    predicted_s = max(stage[-1].end_s for stage in spans) + STEP_END_S
+    predicted_s = predicted_step_s(plan, dict(zip(devices, slow, strict=True)))
     with tempfile.TemporaryDirectory() as folder, Fleet(devices) as fleet:
         spec = make_spec(
             "benchmarks.tasks:chain", folder, global_batch=NUM_MICROBATCHES, steps=num_steps

@@ -1,19 +1,21 @@
-"""Exact times of a Program on idle links: what the closed form of the cost model approximates."""
+"""Exact times of a group's step on idle links: what the closed form of the cost model approximates.
 
-from collections.abc import Callable, Sequence
+A stage runs one instruction at a time, in the order of its schedule, once its input is there. A
+message occupies its directed link for its bytes over the bandwidth, then its latency passes;
+nobody else uses the link. Source: docs/model.md, section 3.2.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
 from orchestrator.core.cluster import Link
 from orchestrator.core.plan import Group
-from orchestrator.core.schedule import BACKWARD, FORWARD, SCHEDULES, Program
+from orchestrator.core.schedule import FORWARD, SCHEDULES
 from orchestrator.core.slot import StepEstimate
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.sums import Alike
-
-Seconds = Callable[[int, str, int], float]
-"""(stage, op, microbatch) -> duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,48 +40,12 @@ class _Lane(NamedTuple):
     latency_s: tuple[float, float]  # of outputs, of gradients
 
 
-def run_program(
-    program: Program, seconds: Seconds, borders: Sequence[tuple[Link, Link]]
-) -> tuple[tuple[Span, ...], ...]:
-    """When every instruction starts and ends, per stage in order.
-
-    A stage runs one instruction at a time, in Program order, once its input is there. A
-    message occupies its directed link for its bytes over the bandwidth, then its latency
-    passes; nobody else uses the link.
-
-    Args:
-        program: Its messages go to neighbouring stages.
-        seconds: Duration of each instruction.
-        borders: Links between stage s and s + 1: down, for outputs, and up, for gradients.
+def timeline(cost: CostModel, group: Group, schedule: str) -> tuple[tuple[Span, ...], ...]:
+    """When every instruction of a group runs, per stage: the Gantt chart of one step.
 
     Raises:
         ValueError: If stages wait for each other for ever.
-
-    Source: docs/model.md, section 3.2.
     """
-    lanes = []
-    for s, todo in enumerate(program):
-        down = borders[s][0] if s < len(borders) else None
-        up = borders[s - 1][1] if s else None
-        forwards, backwards = (
-            sorted((i for i in todo if i.op == op), key=lambda i: i.microbatch)
-            for op in (FORWARD, BACKWARD)
-        )
-        lanes.append(
-            _Lane(
-                order=[(i.op, i.microbatch) for i in todo],
-                forward_s=[seconds(s, FORWARD, i.microbatch) for i in forwards],
-                backward_s=[seconds(s, BACKWARD, i.microbatch) for i in backwards],
-                output_s=[_busy_s(down, i.size_bytes) for i in forwards],
-                gradient_s=[_busy_s(up, i.size_bytes) for i in backwards],
-                latency_s=(_latency_s(down), _latency_s(up)),
-            )
-        )
-    return _spans(lanes)
-
-
-def timeline(cost: CostModel, group: Group, schedule: str) -> tuple[tuple[Span, ...], ...]:
-    """When every instruction of a group runs, per stage: the Gantt chart of one step."""
     return _spans(_lanes(cost, group, schedule))
 
 

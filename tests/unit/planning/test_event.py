@@ -12,7 +12,6 @@ from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import (
     group_makespan,
     retime,
-    run_program,
     stage_ends_s,
     timeline,
 )
@@ -76,21 +75,6 @@ def test_a_stage_runs_one_instruction_at_a_time_in_program_order():
     ):
         assert [(i.op, i.microbatch) for i in stage] == [(i.op, i.microbatch) for i in todo]
         assert all(a.end_s <= b.start_s for a, b in pairwise(stage))
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_a_group_runs_as_its_program_does(schedule):
-    cost, group, _ = pipeline([0.02, 0.01, 0.03], [2, 2, 2, 1], bandwidth_bytes_per_s=1e8)
-    program = build_program(group, schedule, cost.problem.model.sizes[0].boundary_bytes_per_sample)
-    spans = run_program(
-        program,
-        lambda s, op, k: cost.stage_seconds(group.stages[s].team, s, s + 1, group.microbatches[k])[
-            op != FORWARD
-        ],
-        [(cost.link(a.team, b.team), cost.link(b.team, a.team)) for a, b in pairwise(group.stages)],
-    )
-    assert spans == timeline(cost, group, schedule)
-    assert tuple(stage[-1].end_s for stage in spans) == stage_ends_s(cost, group, schedule)
 
 
 def test_alike_groups_are_run_once():

@@ -71,7 +71,7 @@ def plan_page(
         "<h2>Groups, stages and shares</h2>",
         groups_picture(chosen.plan, cluster),
         "<h2>One step</h2>",
-        gantt(chosen.plan, timelines, estimate),
+        gantt(chosen.plan, timelines, estimate, cluster),
         "<h2>Candidates</h2>",
         table(
             ROW_HEAD,
@@ -95,7 +95,7 @@ def groups_picture(plan: Plan, cluster: ClusterState) -> str:
     left, row_height, width = 190, 74, 1080
     parts: list[str] = []
     scale = (width - left) / plan.num_layers
-    folds = _folds(plan)
+    folds = _folds(plan, cluster)
     for row, alike in enumerate(folds):
         g, group = alike[0], plan.groups[alike[0]]
         top = row * row_height + 6
@@ -134,7 +134,9 @@ def groups_picture(plan: Plan, cluster: ClusterState) -> str:
     return f'{legend(kinds)}<div class="card">{drawing}</div>'
 
 
-def gantt(plan: Plan, timelines: Sequence[Timeline], estimate: StepEstimate) -> str:
+def gantt(
+    plan: Plan, timelines: Sequence[Timeline], estimate: StepEstimate, cluster: ClusterState
+) -> str:
     """Every forward and backward of one step, a row a stage; then gradient sums and update."""
     if plan.is_idle:
         return ""
@@ -143,7 +145,7 @@ def gantt(plan: Plan, timelines: Sequence[Timeline], estimate: StepEstimate) -> 
     scale = (width - left - right) / total_s
     parts: list[str] = []
     y = 8.0
-    for alike in _folds(plan):
+    for alike in _folds(plan, cluster):
         g, group = alike[0], plan.groups[alike[0]]
         for s, (stage, spans) in enumerate(zip(group.stages, timelines[g], strict=True)):
             device = "+".join(stage.team.device_ids)
@@ -175,11 +177,12 @@ def gantt(plan: Plan, timelines: Sequence[Timeline], estimate: StepEstimate) -> 
     return f'{legend(names)}<div class="card">{drawing}</div>'
 
 
-def _folds(plan: Plan) -> tuple[tuple[int, ...], ...]:
+def _folds(plan: Plan, cluster: ClusterState) -> tuple[tuple[int, ...], ...]:
     """Groups that share a row."""
     groups = plan_data(plan, ())["groups"]
     assert isinstance(groups, list)
-    return alike_groups(cast("list[dict[str, Json]]", groups))
+    pools = {device.device_id: device.pool for device in cluster.devices}
+    return alike_groups(cast("list[dict[str, Json]]", groups), pools)
 
 
 def layers_text(stage: Stage) -> str:

@@ -27,21 +27,25 @@ def plan_data(plan: Plan, device_ids: Iterable[str]) -> dict[str, Json]:
     return {"groups": groups, "idle": idle, "schedule": plan.schedule}
 
 
-def plan_words(plan: Mapping[str, object]) -> str:
+def plan_words(plan: Mapping[str, object], pools: Mapping[str, str]) -> str:
     """A plan in the form of the user's files in words, a line a group.
 
     Each line has the group's samples, then device[first layer:end layer] of every stage.
     Where there are many groups, alike ones share a line that counts them and names pools.
+
+    Args:
+        plan: What runs.
+        pools: Of every device of the plan.
     """
     groups = plan.get("groups")
     if not isinstance(groups, list) or not groups:
         return "idle"
     lines = []
-    for indices in alike_groups(groups):
+    for indices in alike_groups(groups, pools):
         group = groups[indices[0]]
         folded = len(indices) > 1
         chain = " > ".join(
-            f"{_pools(stage) if folded else '+'.join(stage['devices'])}"
+            f"{_team(stage, pools) if folded else '+'.join(stage['devices'])}"
             f"[{stage['first_layer']}:{stage['end_layer']}]"
             for stage in group["stages"]
         )
@@ -51,30 +55,34 @@ def plan_words(plan: Mapping[str, object]) -> str:
     return "\n".join(lines[:MAX_LINES] + ([f"and {rest} more"] if rest > 0 else []))
 
 
-def alike_groups(groups: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, ...], ...]:
+def alike_groups(
+    groups: Sequence[Mapping[str, Any]], pools: Mapping[str, str]
+) -> tuple[tuple[int, ...], ...]:
     """Indices of groups that run the same samples and layers on teams of the same pools.
 
     Each group stands alone while a person can read them one by one.
 
     Args:
         groups: In the form of the user's files.
+        pools: Of every device.
     """
     if len(groups) <= MAX_LINES:
         return tuple((index,) for index in range(len(groups)))
     found: dict[tuple[object, ...], list[int]] = {}
     for index, group in enumerate(groups):
         stages = tuple(
-            (_pools(stage), stage["first_layer"], stage["end_layer"]) for stage in group["stages"]
+            (_team(stage, pools), stage["first_layer"], stage["end_layer"])
+            for stage in group["stages"]
         )
         found.setdefault((sum(group["microbatches"]), stages), []).append(index)
     return tuple(map(tuple, found.values()))
 
 
-def _pools(stage: Mapping[str, Any]) -> str:
-    """A team by its pool and size; the pool is what stands before the index of a device."""
-    pools = dict.fromkeys(str(device).rpartition("-")[0] for device in stage["devices"])
+def _team(stage: Mapping[str, Any], pools: Mapping[str, str]) -> str:
+    """A team by its pool and size."""
+    names = dict.fromkeys(pools.get(device, device) for device in stage["devices"])
     size = len(stage["devices"])
-    return "+".join(pools) + (f" x{size}" if size > 1 else "")
+    return "+".join(names) + (f" x{size}" if size > 1 else "")
 
 
 def slot_data(record: SlotRecord) -> dict[str, Json]:

@@ -31,6 +31,7 @@ class SlotRow:
     marginal_values: Mapping[str, float]
     price_per_hour_usd: Mapping[str, float]  # of a device, by pool
     idle_pools: tuple[str, ...]
+    pool_of: Mapping[str, str]  # by device
 
     @property
     def error_ratio(self) -> float | None:
@@ -78,6 +79,11 @@ def slot_row(row: Row) -> SlotRow:
             str(d["pool"]): float(d["price_per_hour"]) for d in devices if d.get("state") != "lost"
         },
         idle_pools=tuple(sorted({str(d["pool"]) for d in devices if d.get("state") == "idle"})),
+        pool_of={
+            name: str(d["pool"])
+            for name, d in map_of(row, "devices").items()
+            if isinstance(d, dict)
+        },
     )
 
 

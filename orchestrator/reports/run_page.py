@@ -65,7 +65,11 @@ def run_page(found: RunFound) -> str:
         ]
     body += [
         f"<h2>{_titled('Plans', len(found.plans))}</h2>",
-        table(PLAN_HEAD, map(plan_cells, found.plans[-_ROWS:]), right=(2, 3, 4)),
+        table(
+            PLAN_HEAD,
+            [plan_cells(span, found.pool_of) for span in found.plans[-_ROWS:]],
+            right=(2, 3, 4),
+        ),
         "<h2>Bill</h2>",
         table(BILL_HEAD, bill_cells(found), right=(1, 2, 3)),
         *worth_parts(found.worth),

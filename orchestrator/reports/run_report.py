@@ -171,6 +171,14 @@ class RunFound:
         )
 
     @property
+    def pool_of(self) -> dict[str, str]:
+        """The pool of every device that was ever present."""
+        found: dict[str, str] = {}
+        for slot in self.slots:
+            found |= slot.pool_of
+        return found
+
+    @property
     def plans(self) -> tuple[PlanSpan, ...]:
         """The plans that ran, in order; a slot in which next to no time passed ran none."""
         spans: list[list[SlotRow]] = []

@@ -139,15 +139,15 @@ PLAN_HEAD = (
 )  # fmt: skip
 
 
-def plan_cells(span: PlanSpan) -> tuple[str, ...]:
-    """One row of the table of plans."""
+def plan_cells(span: PlanSpan, pools: Mapping[str, str]) -> tuple[str, ...]:
+    """One row of the table of plans; ``pools`` of the devices."""
     return (
         f"{span.first_slot}-{span.last_slot}",
         str(span.end_step),
         figures.seconds(span.predicted_step_s),
         figures.seconds(span.measured_step_s),
         figures.usd(span.cost_per_hour_usd),
-        plan_words(span.plan),
+        plan_words(span.plan, pools),
         span.reason,
     )
 
@@ -179,7 +179,7 @@ def event_cells(event: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _plans(found: RunFound) -> Table | None:
-    rows = [plan_cells(span)[:-1] for span in found.plans]  # why: see the events
+    rows = [plan_cells(span, found.pool_of)[:-1] for span in found.plans]  # why: see the events
     return _table("Plans and their time of a step", PLAN_HEAD[:-1], rows, 5)
 
 

@@ -35,6 +35,7 @@ class PlanRow:
     tightest_device: str = ""
     tightest_peak_bytes: int = 0
     tightest_memory_bytes: int = 0
+    pools: tuple[tuple[str, str], ...] = ()  # (device, pool) of all present
     chosen: bool = False
     problem: str = ""
 
@@ -70,6 +71,7 @@ def make_row(
         tightest_device=tightest,
         tightest_peak_bytes=peak,
         tightest_memory_bytes=memory.get(tightest, 0),
+        pools=tuple((d.device_id, d.pool) for d in cluster.devices),
     )
 
 
@@ -119,7 +121,7 @@ def _figures(row: PlanRow) -> tuple[str, ...]:
 
 def row_cells(row: PlanRow) -> tuple[str, ...]:
     """The cells of a row in the order of ``ROW_HEAD``."""
-    what = row.problem or plan_words(plan_data(row.plan, ()))
+    what = row.problem or plan_words(plan_data(row.plan, ()), dict(row.pools))
     return (row.strategy, what, *_figures(row), "✔" if row.chosen else "")
 
 

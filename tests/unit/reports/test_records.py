@@ -51,8 +51,8 @@ def test_a_plan_has_the_form_of_the_users_files() -> None:
 
 
 def test_a_plan_in_words_has_a_line_a_group() -> None:
-    assert plan_words(plan_data(PLAN, ())) == "11: fast-0[0:7] > slow-0[7:10]"
-    assert plan_words(plan_data(make_plan(), ["fast-0"])) == "idle"
+    assert plan_words(plan_data(PLAN, ()), {}) == "11: fast-0[0:7] > slow-0[7:10]"
+    assert plan_words(plan_data(make_plan(), ["fast-0"]), {}) == "idle"
 
 
 def test_a_slot_line_of_json_holds_every_promised_key() -> None:
@@ -99,8 +99,14 @@ def test_alike_groups_of_a_large_plan_share_a_line_that_counts_them():
         }
         for i, pair in enumerate(stages)
     ]
-    assert plan_words({"groups": groups}) == "39 x 8: a x2[0:9]\n7: a-78+a-79[0:9]"
-    assert plan_words({"groups": groups[:2]}) == "8: a-0+a-1[0:9]\n8: a-2+a-3[0:9]"
+    pools = {device: "spot" for pair in stages for device in pair}
+    assert plan_words({"groups": groups}, pools) == "39 x 8: spot x2[0:9]\n7: a-78+a-79[0:9]"
+    assert plan_words({"groups": groups[:2]}, pools) == "8: a-0+a-1[0:9]\n8: a-2+a-3[0:9]"
+    pools["a-0"] = pools["a-1"] = "on-demand"
+    assert plan_words({"groups": groups}, pools).splitlines()[:2] == [
+        "8: a-0+a-1[0:9]",
+        "38 x 8: spot x2[0:9]",
+    ]
 
 
 def test_a_plan_of_many_unlike_groups_is_cut_short():
@@ -111,4 +117,4 @@ def test_a_plan_of_many_unlike_groups_is_cut_short():
         }
         for i in range(30)
     ]
-    assert plan_words({"groups": groups}).splitlines()[-1] == f"and {30 - MAX_LINES} more"
+    assert plan_words({"groups": groups}, {}).splitlines()[-1] == f"and {30 - MAX_LINES} more"

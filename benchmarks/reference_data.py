@@ -1,6 +1,8 @@
 """Reads measured layer times, sizes and links of several GPU kinds into our own forms.
 
-The data lie outside the project (see ``FOLDER``); nothing of them is copied into it.
+The data lie outside the project; nothing of them is copied into it. The environment variable
+``LYRAY_REFERENCE_DATA`` names their folder, otherwise it is ``shared/data`` beside the checkout.
+Where there is none, what needs it is skipped and says so.
 ``python -m benchmarks.reference_data A100-40=8 V100-16=8 -o DIR`` writes the profile and a
 file for ``lyray plan``; a price is given as in ``A100-80=8@4.10`` where the data have none.
 """
@@ -8,6 +10,7 @@ file for ``lyray plan``; a price is given as in ``A100-80=8@4.10`` where the dat
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +24,8 @@ from orchestrator.core.cluster import known_kinds
 from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile, profile_to_json
 from orchestrator.storage import to_json
 
-FOLDER = Path(__file__).parents[2] / "shared" / "data" / "gpu_profiles"
+DATA = Path(os.environ.get("LYRAY_REFERENCE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+PROFILES, TRACES = DATA / "gpu_profiles", DATA / "spot_traces"
 
 OPT_350, GPT_NEO = "OPT-350", "GPT-Neo-2.7"
 GLOBAL_BATCH = {OPT_350: 1024, GPT_NEO: 2048}
@@ -64,7 +68,9 @@ Mix: TypeAlias = Sequence[Share]
 
 def missing() -> str:
     """Why the data cannot be read; empty when they are there."""
-    return "" if FOLDER.is_dir() else f"there is no reference data at {FOLDER}"
+    if PROFILES.is_dir():
+        return ""
+    return f"there is no reference data at {PROFILES}; LYRAY_REFERENCE_DATA names their folder"
 
 
 def read_profile(model: str, kinds: Sequence[str] | None = None) -> ModelProfile:
@@ -100,7 +106,7 @@ def read_profile(model: str, kinds: Sequence[str] | None = None) -> ModelProfile
 
 
 def _load(name: str) -> Any:  # nested JSON of others' making
-    return json.loads((FOLDER / name).read_text("utf-8"))
+    return json.loads((PROFILES / name).read_text("utf-8"))
 
 
 def _columns(layers: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float, ...]]:

@@ -32,7 +32,6 @@ from orchestrator.strategies.registry import Strategy, make_strategy
 from orchestrator.whatif.rehearsal import Rehearsal, rehearse
 from orchestrator.whatif.scenario import Scenario, load_scenario
 
-TRACES = reference_data.FOLDER.parent / "spot_traces"
 HOURS_A_DAY = 24.0
 
 
@@ -149,11 +148,11 @@ def _world(case: Case, row: Mapping[str, Any], seed: int) -> Scenario:
     """The file's world for one run, its traces taken from the measured data when they are there."""
     told = dict(case.get("world") or {})
     if "trace" in row:
-        if TRACES.is_dir():
+        if reference_data.TRACES.is_dir():
             told["preemptions"] = [
                 {
                     "pool": row.get("pool", "spot"),
-                    "path": str(TRACES / row["trace"]),
+                    "path": str(reference_data.TRACES / row["trace"]),
                     "start_hour": float(row.get("start_hour", 0.0)),
                 }
             ]

@@ -1,11 +1,9 @@
 import json
-from pathlib import Path
 
 import pytest
 
+from benchmarks.reference_data import TRACES
 from orchestrator.simulation.preemptions import Instant, read_node_trace
-
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "spot_traces"
 
 
 def test_changes_of_one_instant_are_one_event() -> None:
@@ -64,9 +62,9 @@ def test_a_damaged_trace_is_refused_with_its_line_and_the_mend(
 def test_public_traces_have_the_figures_published_with_them(
     name: str, hours: float | None, most: int, losses: int, instants: int, largest: int
 ) -> None:
-    if not (SHARED / name).exists():
-        pytest.skip(f"{SHARED / name} is not here")
-    trace = read_node_trace((SHARED / name).read_text("utf-8").splitlines())
+    if not (TRACES / name).exists():
+        pytest.skip(f"{TRACES / name} is not here")
+    trace = read_node_trace((TRACES / name).read_text("utf-8").splitlines())
     lost = [len(instant.removed) for instant in trace.instants if instant.removed]
     assert (sum(lost), len(lost), max(lost)) == (losses, instants, largest)
     assert max(len(trace.nodes_at(instant.at_s)) for instant in trace.instants) == most

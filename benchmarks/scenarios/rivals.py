@@ -83,7 +83,7 @@ class LookAhead:
         spot = [d for d in cluster.devices if cluster.offer(d.pool).spot]
         depths = range(1, min(len(spot), problem.model.num_layers) + 1)
         scored = [
-            (self._expected(cost, spot, depth, size), depth, size)
+            (self.expected_samples_per_s(cost, spot, depth, size), depth, size)
             for depth in depths
             for size in microbatch_sizes(problem.microbatch_samples)
         ]
@@ -115,7 +115,10 @@ class LookAhead:
         now = max((s for s, p, m in scored if (p, m) == (depth, size)), default=0.0)
         return (depth, size) if now * (1 + self.margin) >= best else None
 
-    def _expected(self, cost: CostModel, spot: list[Device], depth: int, size: int) -> float:
+    def expected_samples_per_s(
+        self, cost: CostModel, spot: list[Device], depth: int, size: int
+    ) -> float:
+        """Rate of chains of this depth and microbatch size, over the losses to come."""
         mean = self.losses_per_hour / HOUR_S * self.ahead_s * len(spot)
         chance, expected = exp(-mean), 0.0
         for lost in range(len(spot) + 1):

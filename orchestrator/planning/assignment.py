@@ -1,6 +1,6 @@
 """The slot's choice among elite candidates under the user's rows, by one mixed-integer problem."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log
 
@@ -30,6 +30,9 @@ MAX_KNOWN = 64
 SOLVE_LIMIT_S = 1.0
 """Longest time of one solve, whatever ``plan_deadline_s`` allows (docs/model.md, section 9)."""
 
+Compile = Callable[[int, int, int], SlotProgram]
+Value = Callable[[CostModel, Candidate, Sequence[Row]], MarginalValues | None]
+
 
 @dataclass(frozen=True, slots=True)
 class AssignmentResult:
@@ -51,12 +54,21 @@ class SlotAssignment:
     Args:
         time_limit_s: Of one solve, at most ``SOLVE_LIMIT_S``; beyond it the best proposal that
             obeys the rows stands.
+        compiled: Compiles the problem of a shape: candidates, sets, rows.
+        valued: Values what is scarce beside a candidate.
 
     Source: docs/model.md, section 5.2.
     """
 
-    def __init__(self, time_limit_s: float) -> None:
+    def __init__(
+        self,
+        time_limit_s: float,
+        *,
+        compiled: Compile = SlotProgram,
+        valued: Value = marginal_values,
+    ) -> None:
         self._time_limit_s = min(time_limit_s, SOLVE_LIMIT_S)
+        self._compiled, self._valued = compiled, valued
         self._programs: dict[tuple[int, int, int], SlotProgram] = {}
         self._known: dict[tuple[object, ...], MarginalValues | None] = {}
 
@@ -110,7 +122,7 @@ class SlotAssignment:
         if key not in self._known:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            self._known[key] = marginal_values(cost, best, rows)
+            self._known[key] = self._valued(cost, best, rows)
         known = self._known[key]
         return known.at(price) if known else None
 
@@ -141,7 +153,7 @@ class SlotAssignment:
         num_sets = max(len(table.sets) for table in tables)
         shape = (_padded(len(tables)), _padded(num_sets), len(rows))
         if shape not in self._programs:
-            self._programs[shape] = SlotProgram(*shape)
+            self._programs[shape] = self._compiled(*shape)
         return self._programs[shape]
 
 

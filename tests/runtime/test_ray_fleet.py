@@ -13,6 +13,7 @@ from orchestrator.core.slot import WorkerFailed
 from orchestrator.errors import LostWorkerError, UserCodeError
 from orchestrator.runtime.fleet import Fleet, Place
 from orchestrator.runtime.session import ray_session
+from tests.runtime.processes import stays_alive
 
 pytestmark = pytest.mark.runtime
 
@@ -128,15 +129,4 @@ def test_a_stopped_process_is_ended_once_it_is_silent_for_too_long(fleet: Fleet)
         lost += fleet.kill_silent(1.0)
     assert [loss.device_id for loss in lost] == ["c-0"]
     assert "answered nothing for" in lost[0].reason
-    assert not _alive(greeting.pid)
-
-
-def _alive(pid: int) -> bool:
-    deadline_s = time.monotonic() + 10.0
-    while time.monotonic() < deadline_s:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        time.sleep(0.05)  # its parent has to reap it
-    return True
+    assert not stays_alive(greeting.pid)

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from orchestrator.runtime.driver import Trainer, _StopSignals, exit_code, run_jo
 from orchestrator.runtime.news import Comparing
 from orchestrator.runtime.session import ray_session
 from tests.runtime.models import mlp
+from tests.runtime.processes import stays_alive
 from tests.runtime.reference import train_alone
 from workers.worker import WorkerSpec
 
@@ -192,7 +192,7 @@ def test_a_killed_worker_ends_the_run_naming_its_device_and_leaves_nothing(tmp_p
     assert "rank" not in str(lost.value)
     assert lost.value.exit_code == 6
     for device_id in ("fast-0", "slow-0"):
-        assert not _alive(pid_of(run, device_id))
+        assert not stays_alive(pid_of(run, device_id))
     steps = read(run, "steps.jsonl")
     assert [row["step"] for row in steps] == list(range(len(steps)))
 
@@ -278,14 +278,3 @@ def test_a_device_that_slows_down_is_named_and_planned_around(tmp_path: Path) ->
     assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
         losses_alone(run), rel=1e-5
     )
-
-
-def _alive(pid: int) -> bool:
-    deadline_s = time.monotonic() + 10.0
-    while time.monotonic() < deadline_s:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        time.sleep(0.05)  # its parent has to reap it
-    return True

@@ -25,6 +25,7 @@ from orchestrator.core.slot import (
     RunEventKind,
     SlotJournal,
 )
+from orchestrator.planning.blocks import with_surcharges
 from orchestrator.planning.guards import LedgerView
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import BudgetOptions
@@ -143,7 +144,14 @@ class Books:
         )
         bill_usd = fsum(entry.usd + entry.egress_usd for entry in entries)
         samples = sum(step.samples for step in steps)
-        self.treasury.charge(bill_usd, since, now, running.predicted, samples=samples)
+        self.treasury.charge(
+            bill_usd,
+            since,
+            now,
+            running.predicted,
+            samples=samples,
+            working_s=fsum(step.step_s for step in steps),
+        )
         self.num_skipped += sum(step.skipped for step in steps)
         newly_lasting = [d for d in self.estimator.lasting_stragglers if d not in lasting]
         scribe = self.scribe
@@ -223,6 +231,17 @@ class Books:
         )
         return replace(cluster, devices=devices)
 
+    def surcharged(self, cluster: ClusterState) -> ClusterState:
+        """The cluster with what blocks of billing add to the score of using a device."""
+        control = self.options.control
+        return with_surcharges(
+            cluster,
+            {hold.device_id: hold.paid_until_s for hold in self.ledger.holds},
+            horizon_s=control.hysteresis_slots * control.slot_s,
+            slot_s=control.slot_s,
+            prepaid_is_free=self.treasury.trusts_prepaid,
+        )
+
     def view(self, running: Settled) -> LedgerView:
         """What the guards of a decision need to know."""
         return self.treasury.view(self.ledger, self.estimator.cluster, running.predicted)
@@ -257,6 +276,8 @@ class Books:
             opening_samples_per_usd=treasury.opening_samples_per_usd,
             reference_samples_per_s=treasury.reference_samples_per_s,
             alarm_marks=self.alarms.marks,
+            held_s=treasury.overhead.held_s,
+            working_s=treasury.overhead.working_s,
         )
 
     def totals(self, control_cpu_s: float) -> Totals:
@@ -281,6 +302,7 @@ class Books:
             doubts=self.estimator.doubts,
             price_age_s=self.estimator.price_age_s,
             control_cpu_s=control_cpu_s,
+            overhead_ratio=treasury.overhead.ratio,
         )
 
 

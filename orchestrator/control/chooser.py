@@ -103,7 +103,7 @@ class Chooser:
         if treasury.learn(candidate.estimate for candidate in found):
             problem = replace(
                 problem,
-                penalty_weight=treasury.floored_weight,
+                penalty_weight=treasury.scored_weight,
                 backlog_usd=treasury.queues.backlog_usd,
             )
         cost = CostModel(problem)
@@ -141,7 +141,7 @@ class Chooser:
         for _ in range(MAX_PRICE_ROUNDS):
             if best is None or out_of_time():
                 break
-            after_usd = drift.backlog_after_usd(best.estimate.cost_usd_per_s)
+            after_usd = drift.backlog_after_usd(best.estimate.counted_usd_per_s)
             least_usd, most_usd = sorted((asked_usd, after_usd))
             if most_usd <= MOVED_PRICE_RATIO * least_usd:
                 break

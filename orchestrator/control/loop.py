@@ -154,14 +154,14 @@ class ControlLoop:
     def _problem(self) -> PlanningProblem:
         options, can, treasury = self.options, self.backend.capabilities, self._books.treasury
         return PlanningProblem(
-            cluster=self._books.plannable(self._incumbent),
+            cluster=self._books.surcharged(self._books.plannable(self._incumbent)),
             model=self.model,
             batch_samples=options.training.global_batch,
             microbatch_samples=options.training.microbatch,
             schedules=tuple(s for s in options.training.schedules if s in can.schedules),
             max_team=min(options.control.max_team, can.max_team),
             overlap=options.training.overlap and can.overlap,
-            penalty_weight=treasury.floored_weight,
+            penalty_weight=treasury.scored_weight,
             backlog_usd=treasury.queues.backlog_usd,
             budget_usd_per_s=treasury.budget_usd_per_s,
             incumbent=self._incumbent,

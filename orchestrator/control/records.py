@@ -97,6 +97,7 @@ class Totals:
     doubts: tuple[PriceDoubt, ...]
     price_age_s: tuple[tuple[str, float], ...]
     control_cpu_s: float
+    overhead_ratio: float = 0.0
 
 
 def make_record(slot: Settled, choice: "Choice", totals: Totals, clock: Clock) -> SlotRecord:
@@ -112,7 +113,7 @@ def make_record(slot: Settled, choice: "Choice", totals: Totals, clock: Clock) -
         reason=decision.reason,
         plan=slot.plan,
         next_plan=decision.plan,
-        predicted=predicted_rates(slot.predicted, clock),
+        predicted=predicted_rates(slot.predicted, clock, totals.overhead_ratio),
         measured=measured_rates(slot, clock),
         backlog_usd=totals.backlog_usd,
         penalty_weight=totals.penalty_weight,
@@ -143,6 +144,7 @@ def make_record(slot: Settled, choice: "Choice", totals: Totals, clock: Clock) -
         forgiven_usd=totals.forgiven_usd,
         time_constant_s=clock.billed_s(totals.time_constant_s),
         coherence_s=None if totals.coherence_s is None else clock.billed_s(totals.coherence_s),
+        overhead_ratio=totals.overhead_ratio,
     )
 
 
@@ -162,12 +164,15 @@ def doubt_text(doubt: PriceDoubt, clock: Clock) -> str:
     return f"price: pool {doubt.pool}: {why}; {counted}"
 
 
-def predicted_rates(estimate: StepEstimate, clock: Clock) -> Rates:
-    """What the cost model said of the plan that ran; nothing for idle."""
+def predicted_rates(estimate: StepEstimate, clock: Clock, overhead_ratio: float = 0.0) -> Rates:
+    """What the cost model said of the plan that ran; nothing for idle.
+
+    Its rate is less the share of the time that makes no samples, as the measured one is.
+    """
     runs = estimate.step_s > 0
     return Rates(
         step_s=estimate.step_s if runs else None,
-        samples_per_s=estimate.samples_per_s if runs else None,
+        samples_per_s=estimate.samples_per_s * (1.0 - overhead_ratio) if runs else None,
         cost_per_hour_usd=clock.per_hour(estimate.cost_usd_per_s),
         peak_memory_bytes=estimate.peak_memory_bytes,
     )

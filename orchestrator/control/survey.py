@@ -6,6 +6,7 @@ from dataclasses import replace
 from orchestrator.control.treasury import Treasury
 from orchestrator.core.slot import Candidate, PlanningProblem
 from orchestrator.errors import InfeasibleError
+from orchestrator.planning.blocks import without_surcharges
 from orchestrator.planning.constraints import Row, broken
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.frontier import BudgetValue, budget_value
@@ -32,7 +33,9 @@ def survey(
     The price of money is first raised to the best ratio found until no plan is worth more
     (Dinkelbach): a first V from the fastest plan alone would be too large. Then the linear
     program over the plans found names a price at which the search looks for plans that are
-    still missing, until the price stays (column generation).
+    still missing, until the price stays (column generation). In the long run blocks of billing
+    are used to their end; at first none is held, and the backlog opens at the price at which
+    beginning them is worth it.
 
     Args:
         problem: The first slot.
@@ -46,6 +49,7 @@ def survey(
 
     Source: docs/model.md, section 4.4.
     """
+    first, problem = problem, replace(problem, cluster=without_surcharges(problem.cluster))
     cost = CostModel(problem)
     if treasury.may_idle and cost.standing_usd_per_s > problem.budget_usd_per_s:
         raise InfeasibleError(
@@ -76,12 +80,22 @@ def survey(
         if value == before:
             break
     treasury.learn(candidate.estimate for candidate in found)
-    treasury.open(value)
+    anew = _value(CostModel(first), found, rows, may_idle=treasury.may_idle)
+    opening = min(anew.price_of_money_samples_per_usd, value.price_of_money_samples_per_usd)
+    treasury.open(replace(value, price_of_money_samples_per_usd=opening))
 
 
 def _value(
     cost: CostModel, found: Sequence[Candidate], rows: Sequence[Row], *, may_idle: bool
 ) -> BudgetValue:
-    estimates = [c.estimate for c in found if not c.plan.is_idle and broken(cost, rows, c) is None]
+    """The optimum at what J counts in the model's problem: blocks begun, where it has them."""
+    estimates = [
+        replace(
+            c.estimate,
+            cost_usd_per_s=c.estimate.cost_usd_per_s + cost.surcharge_usd_per_s(c.plan.device_ids),
+        )
+        for c in found
+        if not c.plan.is_idle and broken(cost, rows, c) is None
+    ]
     state = [*estimates, cost.idle] if may_idle or not estimates else estimates
     return budget_value([state], cost.problem.budget_usd_per_s)

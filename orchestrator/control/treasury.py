@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from math import fsum, inf
 
 from orchestrator.control.ledger import Ledger, slot_bill_bound_usd
+from orchestrator.control.overhead import Overhead
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.durable import ControlState
 from orchestrator.core.slot import StepEstimate
@@ -61,6 +62,7 @@ class Treasury:
         """r_ref: the rate expected at b; 0: not known."""
         self.estimated_backlog_usd = 0.0
         """V lambda_hat as estimated in this life of the run, whatever a cap made of it."""
+        self.overhead = Overhead.prior(control.slot_s)
         if state:
             self.queues = Queues(
                 state.backlog_usd,
@@ -75,6 +77,8 @@ class Treasury:
             self.placeholder_usd = state.placeholder_usd
             self.opening_samples_per_usd = state.opening_samples_per_usd
             self.reference_samples_per_s = state.reference_samples_per_s
+            if state.held_s:
+                self.overhead = Overhead(state.held_s, state.working_s)
 
     def learn(self, estimates: Iterable[StepEstimate]) -> bool:
         """Raise rho if a plan gives more samples per dollar than any before; V and Q follow.
@@ -152,8 +156,16 @@ class Treasury:
 
     @property
     def floored_weight(self) -> float:
-        """V' = V + omega_z Z: what plans are scored with."""
+        """V' = V + omega_z Z."""
         return self.penalty_weight + self.progress_weight * self.queues.progress_usd
+
+    @property
+    def scored_weight(self) -> float:
+        """What plans are scored with: V' less the share of the time that makes no samples.
+
+        Source: docs/model.md, section 3.7 (``r = X/T (1 - overhead share)``).
+        """
+        return self.floored_weight * (1.0 - self.overhead.ratio)
 
     @property
     def price_of_money_samples_per_usd(self) -> float:
@@ -177,6 +189,15 @@ class Treasury:
         return max(0.0, line_usd - (self.placeholder_usd or 0.0))
 
     @property
+    def trusts_prepaid(self) -> bool:
+        """Whether time paid ahead may count as free: while ``Q <= V rho_hat`` (G1).
+
+        Source: docs/model.md, section 3.7.
+        """
+        top = self.floored_weight * RATIO_HEADROOM * self.best_ratio_samples_per_usd
+        return self.queues.backlog_usd <= top
+
+    @property
     def queue_cap_usd(self) -> float | None:
         """Largest backlog; None: nothing is ever forgiven."""
         line_usd = self.penalty_weight * RATIO_HEADROOM * self.best_ratio_samples_per_usd
@@ -190,9 +211,14 @@ class Treasury:
         running: StepEstimate,
         *,
         samples: int = 0,
+        working_s: float = 0.0,
     ) -> None:
-        """Advance the queues by a slot, with its bill, its samples and its real length."""
+        """Advance the queues by a slot, with its bill, its samples and its real length.
+
+        ``working_s`` is what its steps took.
+        """
         elapsed_s = now.now_s - since.now_s
+        self.overhead = self.overhead.after(elapsed_s, working_s, runs=running.step_s > 0)
         missing = self._budget.min_samples_per_s * elapsed_s - samples
         self.queues = self.queues.update(
             bill_usd,

@@ -50,7 +50,12 @@ def known_kinds() -> Mapping[str, DeviceKind]:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator. ``slowdown``: measured time over its own predicted time, 1 if healthy."""
+    """One accelerator. ``slowdown``: measured time over its own predicted time, 1 if healthy.
+
+    ``surcharge_usd_per_s`` counts in J beside the price and is on no bill: what a block costs
+    that would begin, negative for time paid ahead (docs/model.md, section 3.7). So does
+    ``entry_usd_per_sample`` for every sample whose first stage it runs (section 5.2).
+    """
 
     device_id: str
     pool: str
@@ -59,6 +64,8 @@ class Device:
     zone: str
     memory_bytes: int
     slowdown: float = 1.0
+    surcharge_usd_per_s: float = 0.0
+    entry_usd_per_sample: float = 0.0
 
     def __post_init__(self) -> None:
         if self.memory_bytes <= 0:

@@ -113,3 +113,5 @@ class ControlState:
     opening_samples_per_usd: float = 0.0  # lambda_hat, at which the backlog opened
     reference_samples_per_s: float = 0.0  # r_ref, the rate expected at the budget
     alarm_marks: tuple[AlarmMark, ...] = ()  # of the last window
+    held_s: float = 0.0  # plans were held so long, and their steps took the next
+    working_s: float = 0.0

@@ -118,7 +118,7 @@ class PlanningProblem:
     schedules: tuple[str, ...]
     max_team: int
     overlap: bool
-    penalty_weight: float  # V' = V + omega_z Z, $^2/sample
+    penalty_weight: float  # V' = V + omega_z Z, $^2/sample, less the share of overhead
     backlog_usd: float  # Q
     budget_usd_per_s: float
     incumbent: Plan | None
@@ -167,7 +167,7 @@ class StepEstimate:
 
     step_s: float
     samples_per_s: float
-    cost_usd_per_s: float  # of the run's clock, egress included
+    cost_usd_per_s: float  # of the run's clock, egress included; what is billed on average
     exposed_comm_s: float = 0.0
     bubble_ratio: float = 0.0
     group_s: tuple[float, ...] = ()  # pipeline time of each group
@@ -179,6 +179,12 @@ class StepEstimate:
         tuple[str, float], ...
     ] = ()  # per device in use, of one step, as slow as it is
     interpolated: bool = False  # some time was interpolated or priced from FLOP
+    surcharge_usd_per_s: float = 0.0  # blocks that it would begin, less time paid ahead
+
+    @property
+    def counted_usd_per_s(self) -> float:
+        """What J counts: the cost with the surcharge of its devices."""
+        return self.cost_usd_per_s + self.surcharge_usd_per_s
 
     @property
     def samples_per_usd(self) -> float:
@@ -280,6 +286,7 @@ class SlotRecord:
     forgiven_usd: float = 0.0  # cut off the backlog by ``budget.queue_cap`` so far
     time_constant_s: float | None = None  # tau_V = V lambda / b
     coherence_s: float | None = None  # for how long prices and speeds last; None: not known
+    overhead_ratio: float = 0.0  # of the time that plans are held, what makes no samples
 
 
 OutcomeStatus = Literal["finished", "budget", "stopped"]

@@ -6,6 +6,7 @@ from math import log
 
 from orchestrator.core.slot import Candidate, PlanningProblem
 from orchestrator.errors import SolverError
+from orchestrator.planning.blocks import without_surcharges
 from orchestrator.planning.constraints import Row, breaches, broken
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
@@ -116,7 +117,11 @@ class SlotAssignment:
     def _margins(
         self, cost: CostModel, best: Candidate, rows: Sequence[Row]
     ) -> MarginalValues | None:
-        """Marginal values, remembered from slots in which all but the time was alike."""
+        """Marginal values, remembered from slots in which all but the time was alike.
+
+        They tell a user what to rent: blocks that begin or are paid for just now play no part.
+        """
+        best = replace(best, estimate=replace(best.estimate, surcharge_usd_per_s=0.0))
         price = cost.problem.price_of_money_samples_per_usd
         key = _scene(cost, best, rows)
         if key not in self._known:
@@ -177,7 +182,7 @@ def _scene(cost: CostModel, best: Candidate, rows: Sequence[Row]) -> tuple[objec
         problem.microbatch_samples,
         problem.overlap,
         problem.memory_margin_ratio,
-        problem.cluster.devices,
+        without_surcharges(problem.cluster).devices,
         problem.cluster.links,
         offers,
         tuple(rows),

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Self
 
+from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Group
 from orchestrator.core.slot import IDLE_ESTIMATE, PlanningProblem, StepEstimate
 from orchestrator.planning.cutting import CuttingTables
@@ -25,6 +26,7 @@ class CostModel(GroupModel):
         self.exact_ends_s: dict[tuple[object, ...], tuple[float, ...]] = {}  # of event
         self._sums = GradientSums(self.tables, problem.cluster)
         self._prices: dict[tuple[str, ...], float] = {}  # of teams
+        self._is_surcharged = _is_surcharged(problem)
 
     def following(self, problem: PlanningProblem) -> Self | None:
         """See ``GroupModel.following``; sums and prices are those of the new cluster."""
@@ -33,6 +35,7 @@ class CostModel(GroupModel):
             return None
         other.standing_usd_per_s = problem.cluster.standing_usd_per_s
         other._prices = {}
+        other._is_surcharged = _is_surcharged(problem)
         other.cutting = self.cutting.following(other)
         if problem.cluster.devices != self.problem.cluster.devices or (
             problem.cluster.links != self.problem.cluster.links
@@ -91,6 +94,7 @@ class CostModel(GroupModel):
         count_G = [a.num_groups for a in alike] if alike else [1] * len(groups)
         egress_usd = sums_usd
         samples, devices, busy_s, price_usd_per_s = 0, 0, 0.0, self.standing_usd_per_s
+        surcharge_usd_per_s = entry_usd = 0.0
         for group, figure, count in zip(groups, figures, count_G, strict=True):
             samples += count * group.num_samples
             devices += count * len(figure.compute_s)
@@ -99,6 +103,9 @@ class CostModel(GroupModel):
             price_usd_per_s += count * sum(
                 [self._team_usd_per_s(stage.team.device_ids) for stage in group.stages]
             )
+            if self._is_surcharged:
+                surcharge_usd_per_s += count * self.surcharge_usd_per_s(group.device_ids)
+                entry_usd += count * group.num_samples * self.entry_usd(group.stages[0].team)
         return StepEstimate(
             step_s=step_s,
             samples_per_s=samples / step_s,
@@ -123,6 +130,7 @@ class CostModel(GroupModel):
                 for pair in zip(group.device_ids, figure.compute_s, strict=True)
             ),
             interpolated=any(f.interpolated for f in figures),
+            surcharge_usd_per_s=surcharge_usd_per_s + entry_usd / step_s,
         )
 
     def _team_usd_per_s(self, device_ids: tuple[str, ...]) -> float:
@@ -135,9 +143,18 @@ class CostModel(GroupModel):
             self._prices[device_ids] = found
         return found
 
-    def devices_usd_per_s(self, device_ids: Iterable[str]) -> float:
-        """Price of using these devices: their own, and whatever else is billed while present."""
-        return self.standing_usd_per_s + sum(self._team_usd_per_s((d,)) for d in device_ids)
+    def surcharge_usd_per_s(self, device_ids: Iterable[str]) -> float:
+        """What J counts for devices beside their prices."""
+        return sum(self.problem.cluster.device(d).surcharge_usd_per_s for d in device_ids)
+
+    def entry_usd(self, team: Team) -> float:
+        """What J counts for a sample that enters the model on a team, free on any member's pool."""
+        cluster = self.problem.cluster
+        return min(cluster.device(d).entry_usd_per_sample for d in team.device_ids)
+
+    def devices_usd_per_s(self, device_ids: Sequence[str]) -> float:
+        """What J counts for using these devices, beside what is billed while present."""
+        return self._team_usd_per_s(tuple(device_ids)) + self.surcharge_usd_per_s(device_ids)
 
     def _sync(
         self,
@@ -162,7 +179,12 @@ class CostModel(GroupModel):
 
     def score(self, estimate: StepEstimate) -> float:
         """J = V' r - Q c in $^2/s; idle scores minus Q times the standing cost."""
-        cost = estimate.cost_usd_per_s if estimate.step_s > 0 else self.standing_usd_per_s
+        cost = estimate.counted_usd_per_s if estimate.step_s > 0 else self.standing_usd_per_s
         return (
             self.problem.penalty_weight * estimate.samples_per_s - self.problem.backlog_usd * cost
         )
+
+
+def _is_surcharged(problem: PlanningProblem) -> bool:
+    devices = problem.cluster.devices
+    return any(d.surcharge_usd_per_s or d.entry_usd_per_sample for d in devices)

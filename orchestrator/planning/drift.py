@@ -12,7 +12,7 @@ class Drift:
     The score J = V' r - Q c prices money as it is at the start of a slot. While V lambda* is
     large against what a slot costs that is all there is to say; where it is not, one slot of a
     dear plan moves the price of money from one end of the frontier to the other, and J alone
-    swings between the dearest plan and idling.
+    swings between the dearest plan and idling. Costs are those that J counts.
 
     Source: docs/model.md, sections 4.2 (the drift before it is bounded) and 4.8.
     """
@@ -38,7 +38,7 @@ class Drift:
         Equal to ``V' r - (c - b) (Q + Q+) / 2`` while the backlog stays positive: money has the
         price of the middle of the slot. For small ``(c - b) D`` that ranks as J does.
         """
-        after_usd = self.backlog_after_usd(estimate.cost_usd_per_s)
+        after_usd = self.backlog_after_usd(estimate.counted_usd_per_s)
         squares = after_usd * after_usd - self.backlog_usd * self.backlog_usd
         return self.penalty_weight * estimate.samples_per_s - squares / (2.0 * self.slot_s)
 
@@ -49,11 +49,11 @@ class Drift:
         does not fade where idling would leave nothing owed: the average then goes unused, and
         waiting brings no better moment.
         """
-        left_usd = self.backlog_after_usd(old.cost_usd_per_s)
+        left_usd = self.backlog_after_usd(old.counted_usd_per_s)
         middle_usd = (self.backlog_usd + left_usd) / 2.0
-        dearer_usd_per_s = new.cost_usd_per_s - old.cost_usd_per_s
+        dearer_usd_per_s = new.counted_usd_per_s - old.counted_usd_per_s
         faster = new.samples_per_s - old.samples_per_s
-        fading = dearer_usd_per_s * (new.cost_usd_per_s - self.budget_usd_per_s)
+        fading = dearer_usd_per_s * (new.counted_usd_per_s - self.budget_usd_per_s)
         return Lead(
             usd2_per_s=self.penalty_weight * faster - middle_usd * dearer_usd_per_s,
             fading_usd2_per_s2=fading if left_usd or old.samples_per_s else 0.0,

@@ -53,7 +53,8 @@ class Roster:
         return (
             device.zone, device.kind, device.slowdown, device.memory_bytes, offer.price_usd_per_s,
             offer.billed, offer.spot, offer.minimum_s, offer.quantum_s,
-            offer.max_price_usd_per_s or 0.0,
+            offer.max_price_usd_per_s or 0.0, device.surcharge_usd_per_s,
+            device.entry_usd_per_sample,
         )  # fmt: skip
 
     def _path(self, source: Device, target: Device) -> tuple[object, ...]:

@@ -71,10 +71,7 @@ class Search:
         microbatches = cost.problem.batch_samples / cost.problem.microbatch_samples
         self._polish_ratio = POLISH_RATIO + POLISH_GRAIN / microbatches
         self._batch = cost.problem.batch_samples
-        self._price = [
-            cost.devices_usd_per_s(team.device_ids) - cost.standing_usd_per_s
-            for team in evaluator.space.teams
-        ]
+        self._price = [cost.devices_usd_per_s(team.device_ids) for team in evaluator.space.teams]
         self._worth = [
             penalty_weight / seconds - backlog_usd * price
             for seconds, price in zip(evaluator.seconds_per_sample, self._price, strict=True)
@@ -202,7 +199,8 @@ class Search:
         return self._polish_ratio * self._weight * trial.estimate.samples_per_s
 
     def _score(self, estimate: StepEstimate) -> float:
-        return self._weight * estimate.samples_per_s - self._backlog_usd * estimate.cost_usd_per_s
+        cost = estimate.counted_usd_per_s
+        return self._weight * estimate.samples_per_s - self._backlog_usd * cost
 
     def _promises(self, state: State, score: float) -> bool:
         """Whether a state may score more: by its devices, busiest stages, then whole pipelines."""

@@ -139,7 +139,7 @@ def slot_table(cost: CostModel, candidate: Candidate, rows: Sequence[Row]) -> Sl
         cap=tuple(cap),
         usd=tuple(usd),
         step_usd=step_usd,
-        usd_per_s=estimate.cost_usd_per_s - estimate.egress_usd_per_s,
+        usd_per_s=estimate.counted_usd_per_s - estimate.egress_usd_per_s,
         uses=tuple(row_use(cost, row, sets, step_usd) for row in rows),
         worth=problem.penalty_weight * problem.batch_samples,
         backlog_usd=problem.backlog_usd,

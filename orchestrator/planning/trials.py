@@ -16,6 +16,7 @@ import numpy as np
 from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Group, Plan, Stage
 from orchestrator.core.slot import IDLE_ESTIMATE, PlanningProblem, StepEstimate
+from orchestrator.planning.blocks import without_surcharges
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.curves import Curves, Option, common_end
 from orchestrator.planning.dealing import deal
@@ -379,7 +380,7 @@ def _without_prices(problem: PlanningProblem) -> PlanningProblem:
     offers = tuple(
         replace(offer, price_usd_per_s=1.0, valid_from_s=0.0) for offer in problem.cluster.offers
     )
-    return replace(problem, cluster=replace(problem.cluster, offers=offers))
+    return replace(problem, cluster=replace(without_surcharges(problem.cluster), offers=offers))
 
 
 def _shifted(stages: tuple[Stage, ...], cut: int, step: int) -> tuple[Stage, ...]:

@@ -106,6 +106,7 @@ def slot_data(record: SlotRecord) -> dict[str, Json]:
         "forgiven_usd": record.forgiven_usd,
         "time_constant_s": record.time_constant_s,
         "coherence_s": record.coherence_s,
+        "overhead_ratio": record.overhead_ratio,
         "price_age_s": dict(record.price_age_s),
         "marginal_values": dict(record.marginal_values),
         "spent_usd": record.spent_usd,

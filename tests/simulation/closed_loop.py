@@ -10,13 +10,25 @@ from orchestrator.control.loop import ControlLoop
 from orchestrator.core.cluster import ClusterState, Link, Offer
 from orchestrator.core.durable import ControlState, LedgerEntry
 from orchestrator.core.model import ModelProfile, TrainingOptions
-from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal, SlotRecord
+from orchestrator.core.plan import Group
+from orchestrator.core.slot import (
+    Candidate,
+    CommittedStep,
+    PlanningProblem,
+    RunEvent,
+    SlotJournal,
+    SlotRecord,
+    first_problem,
+)
 from orchestrator.planning.assignment import SlotAssignment
+from orchestrator.planning.cost import CostModel
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import BudgetOptions
 from orchestrator.simulation.backend import SimulatedBackend, SimulationOptions
 from orchestrator.simulation.traces import TraceEvent
-from orchestrator.strategies.registry import make_strategy
+from orchestrator.strategies.explorer import Explorer, candidate_of, idle_candidate
+from orchestrator.strategies.registry import Strategy, make_strategy
+from orchestrator.strategies.tuned import plans_of_all_prices
 
 PER_HOUR = {"fast": 3.67, "mid": 0.90, "slow": 0.35}
 SLOT_S = 60.0
@@ -85,7 +97,7 @@ def rehearsal(  # noqa: PLR0913 - a builder names every choice
     events: Sequence[TraceEvent] = (),
     num_samples: int = 16_000,
     cluster: ClusterState | None = None,
-    strategy: str = "joint",
+    strategy: str | Strategy = "joint",
     control: ControlOptions | None = None,
     billing_speedup: float = 1.0,
     state: ControlState | None = None,
@@ -97,9 +109,7 @@ def rehearsal(  # noqa: PLR0913 - a builder names every choice
     cluster, model = cluster or demo_cluster(), demo_model()
     control = control or ControlOptions(slot_s=SLOT_S)
     num_steps = -(-num_samples // GLOBAL_BATCH)
-    training = TrainingOptions(
-        task="examples:task", global_batch=GLOBAL_BATCH, microbatch=2, steps=num_steps
-    )
+    training = _training(num_steps)
     backend = backend or SimulatedBackend(
         cluster,
         model,
@@ -116,7 +126,7 @@ def rehearsal(  # noqa: PLR0913 - a builder names every choice
     states: list[ControlState] = []
     loop = ControlLoop(
         backend=backend,
-        strategy=make_strategy(strategy),
+        strategy=make_strategy(strategy) if isinstance(strategy, str) else strategy,
         assignment=_assignment(),
         options=LoopOptions(
             training=training,
@@ -137,6 +147,51 @@ def rehearsal(  # noqa: PLR0913 - a builder names every choice
     found = Rehearsal(loop, backend, records, states)
     loop.book = found.book
     return found
+
+
+class Menu:
+    """Proposes the plans that a search has found at all prices of money: no slot searches anew.
+
+    For what money does with plans, not for which plans there are. What is not present, or too
+    large, is left out.
+    """
+
+    deals_shares = True
+
+    def __init__(self) -> None:
+        self._cost: CostModel | None = None
+
+    def propose(
+        self, problem: PlanningProblem, *, out_of_time: Callable[[], bool]
+    ) -> tuple[Candidate, ...]:
+        known = self._cost.following(problem) if self._cost else None
+        self._cost = cost = known or CostModel(problem)
+        cluster = problem.cluster
+        found = [
+            candidate_of(cost, groups, "1f1b")
+            for groups in _menu()
+            if all(cluster.has(d) for group in groups for d in group.device_ids)
+        ]
+        return tuple(sorted([*found, idle_candidate(cost)], key=lambda c: -c.score))
+
+
+@cache
+def _menu() -> tuple[tuple[Group, ...], ...]:
+    """Plans of the demo cluster that no cheaper one outruns."""
+    problem = first_problem(demo_cluster(), demo_model(), _training(1))
+    seen = plans_of_all_prices(Explorer(), problem, lambda: False)
+    best: dict[tuple[Group, ...], float] = {}
+    for trial in sorted(seen, key=lambda t: t.estimate.cost_usd_per_s):
+        groups = trial.space.placed(trial, None)
+        if groups and trial.estimate.samples_per_s > max(best.values(), default=0.0):
+            best[groups] = trial.estimate.samples_per_s
+    return tuple(best)
+
+
+def _training(num_steps: int) -> TrainingOptions:
+    return TrainingOptions(
+        task="examples:task", global_batch=GLOBAL_BATCH, microbatch=2, steps=num_steps
+    )
 
 
 @cache

@@ -149,3 +149,27 @@ def test_missing_samples_raise_the_weight_and_with_it_the_line_for_good() -> Non
     treasury.charge(0.06, later, replace(CLUSTER, now_s=120.0), IDLE_ESTIMATE, samples=10_000)
     assert treasury.queues.progress_usd == 0
     assert treasury.line_usd == raised_line
+
+
+def test_plans_are_scored_with_the_part_of_the_time_that_makes_samples() -> None:
+    """Steps take 48 of 60 s for a thousand slots: V' loses a fifth, V and Q nothing."""
+    treasury = Treasury(BUDGET, CONTROL)
+    treasury.learn([running(10.0, 0.01)])
+    weight = treasury.penalty_weight
+    for slot in range(1000):
+        then = replace(CLUSTER, now_s=60.0 * slot)
+        later = replace(CLUSTER, now_s=60.0 * (slot + 1))
+        treasury.charge(0.06, then, later, running(10.0, 0.01), working_s=48.0)
+    assert treasury.scored_weight == pytest.approx(0.8 * weight)
+    assert treasury.penalty_weight == weight
+
+
+def test_time_paid_ahead_counts_as_free_up_to_the_top_of_the_backlog_only() -> None:
+    """V rho_hat = 1.8 $."""
+    treasury = Treasury(BUDGET, CONTROL)
+    treasury.learn([running(10.0, 0.01)])
+    later = replace(CLUSTER, now_s=60.0)
+    treasury.charge(1.8, CLUSTER, later, running(10.0, 0.01))
+    assert treasury.trusts_prepaid
+    treasury.charge(0.2, later, replace(CLUSTER, now_s=120.0), running(10.0, 0.01))
+    assert not treasury.trusts_prepaid

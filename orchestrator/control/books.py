@@ -274,6 +274,7 @@ class Books:
             progress_backlog_max_usd=queues.progress_max_usd,
             placeholder_usd=treasury.placeholder_usd,
             opening_samples_per_usd=treasury.opening_samples_per_usd,
+            estimated_samples_per_usd=treasury.estimated_samples_per_usd,
             reference_samples_per_s=treasury.reference_samples_per_s,
             alarm_marks=self.alarms.marks,
             held_s=treasury.overhead.held_s,

@@ -81,8 +81,7 @@ def survey(
             break
     treasury.learn(candidate.estimate for candidate in found)
     anew = _value(CostModel(first), found, rows, may_idle=treasury.may_idle)
-    opening = min(anew.price_of_money_samples_per_usd, value.price_of_money_samples_per_usd)
-    treasury.open(replace(value, price_of_money_samples_per_usd=opening))
+    treasury.open(value, anew.price_of_money_samples_per_usd)
 
 
 def _value(

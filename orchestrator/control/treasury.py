@@ -57,7 +57,9 @@ class Treasury:
         self.placeholder_usd: float | None = None
         """Q_0: where the backlog began; None while the price of money is not estimated."""
         self.opening_samples_per_usd = 0.0
-        """lambda_hat: the price of money at which the backlog opened."""
+        """The price of money at which the backlog opened: lambda_hat, or less under a cap."""
+        self.estimated_samples_per_usd = 0.0
+        """lambda_hat."""
         self.reference_samples_per_s = 0.0
         """r_ref: the rate expected at b; 0: not known."""
         self.estimated_backlog_usd = 0.0
@@ -76,6 +78,7 @@ class Treasury:
             self.standing_excess_usd = state.standing_excess_usd
             self.placeholder_usd = state.placeholder_usd
             self.opening_samples_per_usd = state.opening_samples_per_usd
+            self.estimated_samples_per_usd = state.estimated_samples_per_usd
             self.reference_samples_per_s = state.reference_samples_per_s
             if state.held_s:
                 self.overhead = Overhead(state.held_s, state.working_s)
@@ -94,7 +97,7 @@ class Treasury:
         logger.info("best ratio now %.6g samples/$, V %.6g $^2/sample", best, self.penalty_weight)
         return True
 
-    def open(self, value: BudgetValue) -> None:
+    def open(self, value: BudgetValue, first_samples_per_usd: float = inf) -> None:
         """Start the backlog at the estimated price of money, before anything is spent.
 
         A backlog of ``Q_0 = V lambda_hat`` that nobody owes spares the overspending by which the
@@ -103,21 +106,39 @@ class Treasury:
 
         Args:
             value: Of the budget in the states known so far; its rate is r_ref.
+            first_samples_per_usd: Largest price of money at which anything is rented anew.
 
         Source: docs/model.md, section 4.4.
         """
         self.placeholder_usd = 0.0
         price = min(value.price_of_money_samples_per_usd, self.best_ratio_samples_per_usd)
-        self.opening_samples_per_usd = price
+        self.opening_samples_per_usd = min(price, first_samples_per_usd)
+        self.estimated_samples_per_usd = price
         self._weigh(first=True)
         self.estimated_backlog_usd = self.penalty_weight * price
         cap_usd = self.queue_cap_usd
-        if cap_usd is not None and cap_usd < self.estimated_backlog_usd:
-            self.opening_samples_per_usd *= cap_usd / self.estimated_backlog_usd
-            self._weigh(first=True)
+        if cap_usd is not None and cap_usd < self.penalty_weight * self.opening_samples_per_usd:
+            self._open_at(cap_usd)
         self.placeholder_usd = self.penalty_weight * self.opening_samples_per_usd
         self.queues = Queues(self.placeholder_usd)
         self.reference_samples_per_s = value.samples_per_s
+
+    def _open_at(self, cap_usd: float) -> None:
+        """Begin with the cap as Q_0: ``V rho_hat - Q_0`` is kappa b H, or V at its largest."""
+        top = RATIO_HEADROOM * self.best_ratio_samples_per_usd
+        ahead_usd = self._kappa_ratio * self.budget_usd_per_s * self._horizon_s
+        weight = self._control.penalty_weight
+        weight = weight or min(self._largest_weight, (ahead_usd + cap_usd) / top)
+        self.opening_samples_per_usd = cap_usd / weight
+        self._weigh(first=True)
+
+    @property
+    def _largest_weight(self) -> float:
+        """V at which tau_V is as long as it may be; the price of money found is what it meets."""
+        if self._control.kappa != "auto" or not self.estimated_samples_per_usd:
+            return inf
+        longest_s = MAX_TIME_CONSTANT_HORIZONS * self._horizon_s
+        return longest_s * self.budget_usd_per_s / self.estimated_samples_per_usd
 
     def _weigh(self, *, first: bool) -> None:
         """Set V from kappa and rho; unless it is the first one, Q, Z and Q_0 follow."""
@@ -130,10 +151,11 @@ class Treasury:
             self._horizon_s,
             self.best_ratio_samples_per_usd,
             self.opening_samples_per_usd,
-            MAX_TIME_CONSTANT_HORIZONS * self._horizon_s if self._control.kappa == "auto" else inf,
+            self._largest_weight,
         )
         if not first:
-            self.queues = self.queues.rescaled(old, self.penalty_weight)
+            rescaled = self.queues.rescaled(old, self.penalty_weight)
+            self.queues = rescaled.capped(self.queue_cap_usd)
             if self.placeholder_usd:
                 self.placeholder_usd = self.penalty_weight * self.opening_samples_per_usd
 

@@ -110,7 +110,8 @@ class ControlState:
     progress_backlog_usd: float = 0.0  # Z of ``budget.min_samples_per_s``
     progress_backlog_max_usd: float = 0.0
     placeholder_usd: float | None = None  # Q_0; None: the price of money was never estimated
-    opening_samples_per_usd: float = 0.0  # lambda_hat, at which the backlog opened
+    opening_samples_per_usd: float = 0.0  # the price at which the backlog opened
+    estimated_samples_per_usd: float = 0.0  # lambda_hat: more than that under a cap
     reference_samples_per_s: float = 0.0  # r_ref, the rate expected at the budget
     alarm_marks: tuple[AlarmMark, ...] = ()  # of the last window
     held_s: float = 0.0  # plans were held so long, and their steps took the next

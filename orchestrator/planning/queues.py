@@ -150,14 +150,20 @@ class Queues:
         Source: docs/model.md, section 4.1.
         """
         backlog_usd = max(0.0, self.backlog_usd + bill_usd - budget_usd_per_s * elapsed_s)
-        kept_usd = backlog_usd if cap_usd is None else min(backlog_usd, cap_usd)
         progress_usd = max(0.0, self.progress_usd + shortfall_usd)
         return Queues(
-            kept_usd,
-            self.forgiven_usd + backlog_usd - kept_usd,
+            backlog_usd,
+            self.forgiven_usd,
             progress_usd,
             max(self.progress_max_usd, progress_usd),
-        )
+        ).capped(cap_usd)
+
+    def capped(self, cap_usd: float | None) -> "Queues":
+        """The queues with what lies above a cap of Q forgiven."""
+        if cap_usd is None or self.backlog_usd <= cap_usd:
+            return self
+        above_usd = self.backlog_usd - cap_usd
+        return replace(self, backlog_usd=cap_usd, forgiven_usd=self.forgiven_usd + above_usd)
 
     def rescaled(self, old_weight: float, new_weight: float) -> "Queues":
         """The queues after V moved: the price of money Q/V' stays what it was.
@@ -179,7 +185,7 @@ def penalty_weight(
     horizon_s: float,
     rho_samples_per_usd: float,
     opening_samples_per_usd: float = 0.0,
-    max_time_constant_s: float = inf,
+    largest: float = inf,
 ) -> float:
     """V in $^2/sample: ``b t`` is never overspent by more than ``kappa b H`` and one slot's bill.
 
@@ -194,7 +200,7 @@ def penalty_weight(
             ``RATIO_HEADROOM`` is added here.
         opening_samples_per_usd: lambda_hat, at most rho: the price of money at which the backlog
             opens, Q_0 = V lambda_hat; 0 where it opens empty.
-        max_time_constant_s: Largest ``tau_V = V lambda_hat / b``, where the price opens.
+        largest: Above all else, for instance since ``tau_V = V lambda_hat / b`` must stay short.
 
     Raises:
         ValueError: If one of the others is not positive.
@@ -207,10 +213,7 @@ def penalty_weight(
             f"V needs positive kappa, budget, horizon and samples per dollar, not {arguments}"
         )
     room_samples_per_usd = RATIO_HEADROOM * rho_samples_per_usd - opening_samples_per_usd
-    weight = kappa * budget_usd_per_s * horizon_s / room_samples_per_usd
-    if not opening_samples_per_usd:
-        return weight
-    return min(weight, max_time_constant_s * budget_usd_per_s / opening_samples_per_usd)
+    return min(largest, kappa * budget_usd_per_s * horizon_s / room_samples_per_usd)
 
 
 def queue_cap_usd(options: BudgetOptions, line_usd: float) -> float | None:

@@ -111,13 +111,14 @@ def test_queues_place_holder_and_alarm_survive_a_restart() -> None:
     assert second.states[-1].placeholder_usd == state.placeholder_usd
 
 
-def test_a_cap_of_the_backlog_forgives_and_a_low_one_is_warned_of() -> None:
-    budget = replace(TIGHT, queue_cap=0.02)
+@pytest.mark.parametrize("floor", [0.0, 1.3])
+def test_a_cap_of_the_backlog_forgives_and_a_low_one_is_warned_of(floor: float) -> None:
+    budget = replace(TIGHT, queue_cap=0.02, min_samples_per_s=floor)
     run = of_menu(budget=budget).run(max_slots=12)
     (warning,) = [e.detail for e in run.events if e.kind == "warning"]
     assert warning.startswith("queue_cap: 0.02 $ lies below the backlog of ")
     assert run.records[-1].forgiven_usd > 0
-    assert run.records[-1].backlog_usd <= 0.02
+    assert max(r.backlog_usd for r in run.records) <= 0.02  # the first slot's among them
     assert_bound_kept(run)
 
 

@@ -121,14 +121,29 @@ def test_a_price_above_every_ratio_opens_at_the_best_ratio() -> None:
     assert treasury.price_of_money_samples_per_usd == pytest.approx(1000.0)
 
 
-def test_a_cap_below_the_opening_backlog_opens_under_it_and_forgives_nothing() -> None:
-    treasury = Treasury(replace(BUDGET, queue_cap=0.5), replace(CONTROL, kappa=0.2))
+@pytest.mark.parametrize(("kappa", "line_usd", "wanted_usd"), [(0.2, 7.2, 3.6), ("auto", 4.9, 1.8)])
+def test_a_cap_below_the_opening_backlog_is_where_it_opens_and_forgives_nothing(
+    kappa: float, line_usd: float, wanted_usd: float
+) -> None:
+    """V = (kappa b H + 0.5 $) / (1.2 rho), at most 4.5e-3 with auto: 5.4 $ of V rho less 0.5 $."""
+    treasury = Treasury(replace(BUDGET, queue_cap=0.5), replace(CONTROL, kappa=kappa))
     treasury.learn([running(10.0, 0.01)])
     treasury.open(BudgetValue(400.0, 3.0))
-    assert 0 < treasury.queues.backlog_usd <= 0.5
+    assert treasury.queues.backlog_usd == treasury.placeholder_usd == pytest.approx(0.5)
     assert treasury.queues.forgiven_usd == 0
-    assert treasury.estimated_backlog_usd == pytest.approx(3.6)
-    assert treasury.line_usd == pytest.approx(7.2)
+    assert treasury.estimated_backlog_usd == pytest.approx(wanted_usd)
+    assert treasury.line_usd == pytest.approx(line_usd)
+    treasury.learn([running(12.0, 0.01)])
+    assert treasury.queues.backlog_usd <= 0.5
+
+
+def test_the_backlog_opens_where_renting_anew_pays_and_v_follows_the_long_run() -> None:
+    """tau_V is half an hour at 400 samples/$, and so a quarter of it at the first 100."""
+    treasury = Treasury(BUDGET, CONTROL)
+    treasury.learn([running(10.0, 0.01)])
+    treasury.open(BudgetValue(400.0, 3.0), first_samples_per_usd=100.0)
+    assert treasury.price_of_money_samples_per_usd == pytest.approx(100.0)
+    assert treasury.time_constant_s == pytest.approx(450.0)
 
 
 def test_missing_samples_raise_the_weight_and_with_it_the_line_for_good() -> None:

@@ -52,7 +52,7 @@ def test_weight_leaves_kappa_b_h_above_the_opening_backlog() -> None:
 
 def test_time_constant_is_at_most_what_was_asked() -> None:
     """Where idling and the thriftiest plan take turns, kappa alone would make it the horizon."""
-    weight = penalty_weight(0.2, 2.0, 100.0, 1000.0, 1000.0, max_time_constant_s=5.0)
+    weight = penalty_weight(0.2, 2.0, 100.0, 1000.0, 1000.0, largest=0.01)
     assert weight * 1000.0 / 2.0 == pytest.approx(5.0)  # tau_V = V lambda / b
 
 

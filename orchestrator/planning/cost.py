@@ -10,6 +10,7 @@ from orchestrator.core.slot import IDLE_ESTIMATE, PlanningProblem, StepEstimate
 from orchestrator.planning.cutting import CuttingTables
 from orchestrator.planning.groups import GroupModel
 from orchestrator.planning.sums import Alike, GradientSums
+from orchestrator.planning.traffic import Traffic, least_traffic
 
 
 class CostModel(GroupModel):
@@ -176,6 +177,10 @@ class CostModel(GroupModel):
     def balanced_sync_s(self, groups: Sequence[Group], alike: Sequence[Alike]) -> float:
         """About what gradient sums would take if cuts gave every stage as much of them."""
         return self._sums.balanced_s(groups, alike)
+
+    def least_traffic(self, chains: Sequence[tuple[tuple[Team, ...], Alike]]) -> Traffic:
+        """What traffic takes from chains of teams that have no cuts yet."""
+        return least_traffic(self, self._sums, chains)
 
     def score(self, estimate: StepEstimate) -> float:
         """J = V' r - Q c in $^2/s; idle scores minus Q times the standing cost."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import chain, takewhile
 from math import inf
 
 import numpy as np
@@ -128,32 +130,50 @@ class Search:
 
         They are tried in the order of what their busiest stages promise.
         """
-        raw: list[Trial] = []
+        raw: dict[State, Trial] = {}
         best = -inf if self._best is None else self.score(self._best)
-        for guess in self._by_promise(guesses, best):
+        promising = takewhile(lambda _: len(raw) < NUM_TRIED, self._by_promise(guesses, best))
+        for guess in chain(promising, filter(self._is_alone, guesses)):
             if (raw or self._best) and self._out_of_time():
                 break
-            hopeless = len(raw) >= NUM_TRIED or not self._promises(guess, best)
-            if hopeless and not self._is_alone(guess):
+            if not (self._promises(guess, best) or self._is_alone(guess)):
                 continue
             if trial := max(self._evaluator.trials(guess), key=self.score, default=None):
-                raw.append(trial)
+                raw[guess] = trial
                 score = self.score(trial)
                 worth = self._weight * trial.estimate.samples_per_s
                 best = max(best, score - GUESS_RATIO * worth)
-        return [trial.state for trial in sorted(raw, key=self.score, reverse=True)]
+        return sorted(raw, key=lambda guess: self.score(raw[guess]), reverse=True)
 
-    def _by_promise(self, guesses: Sequence[State], score: float) -> list[State]:
-        """Guesses whose devices alone may score more, most promising first."""
-        bounds: dict[State, float] = {}
-        for guess in guesses:
+    def _by_promise(self, guesses: Sequence[State], score: float) -> Iterator[State]:
+        """Guesses whose devices alone may score more, most promising first.
+
+        What their traffic will take is only asked when nothing else promises as much.
+        """
+        hopes: list[tuple[float, int, float]] = []
+        for index, guess in enumerate(guesses):
             most = self._most(guess)
-            if most > score or self._is_alone(guess):
+            if most > score:
                 busiest = self._evaluator.most_samples_per_s(guess)
-                bounds[guess] = min(most, self._worth_at(guess, busiest))
+                hopes.append((-min(most, self._worth_at(guess, busiest)), index, busiest))
             if self._out_of_time():
                 break
-        return sorted(bounds, key=lambda guess: bounds[guess], reverse=True)
+        heapify(hopes)
+        while hopes:
+            hope, index, busiest = heappop(hopes)
+            guess = guesses[index]
+            if not busiest:
+                yield guess
+                continue
+            heappush(hopes, (max(hope, -self._worth_with_traffic(guess, busiest)), index, 0.0))
+
+    def _worth_with_traffic(self, state: State, samples_per_s: float) -> float:
+        """J of a state whose pipelines alone would do so many samples a second."""
+        traffic = self._evaluator.cost.least_traffic(self._evaluator.space.chains(state))
+        samples_per_s = self._batch / (self._batch / samples_per_s + traffic.sums_s)
+        usd_per_sample = traffic.usd_per_sample + traffic.usd_per_step / self._batch
+        egress_usd_per_s = samples_per_s * usd_per_sample
+        return self._worth_at(state, samples_per_s) - self._backlog_usd * egress_usd_per_s
 
     def _is_alone(self, state: State) -> bool:
         """Whether one device or team works; V needs the most samples per dollar, theirs."""

@@ -139,6 +139,22 @@ class GradientSums:
             )
         return found
 
+    def even(
+        self, chains: Sequence[tuple[tuple[Team, ...], Alike]], stage: int, stages: int
+    ) -> tuple[float, float]:
+        """Seconds and dollars of one of so many equal sums, of chains that have no cuts yet."""
+        owners = [(alike.first or teams)[stage * len(teams) // stages] for teams, alike in chains]
+        twins = [
+            alike.twin[stage * len(teams) // stages] if alike.num_groups > 1 else owner
+            for (teams, alike), owner in zip(chains, owners, strict=True)
+        ]
+        members = tuple(
+            (owner.device_ids[0], twin.device_ids[0], alike.num_groups, owner.size)
+            for owner, twin, (_, alike) in zip(owners, twins, chains, strict=True)
+        )
+        whole = self._tables.sizes(self._tables.smallest_team).param_bytes[-1]
+        return self._ring(members, whole / stages)
+
     def last_finish_s(
         self,
         groups: Sequence[Group],

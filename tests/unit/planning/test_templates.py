@@ -154,6 +154,29 @@ def test_more_alike_devices_are_never_worth_less() -> None:
     assert rates == sorted(rates)
 
 
+def test_a_zone_behind_a_thin_link_takes_nothing_from_the_others() -> None:
+    """Most first guesses would sum gradients over that link, and all others are ranked lower."""
+    zones = "abcdw"
+    devices = [
+        make_device(f"{z}-{n}.{i}", pool=z, kind="big", node_id=f"{z}{n}", zone=f"z{z}")
+        for z in zones
+        for n in range(4)
+        for i in range(4)
+    ]
+    links = [
+        Link(f"z{a}", f"z{b}", 1e-4, 2e8 if "w" in a + b and a != b else 3e9)
+        for a, b in product(zones, repeat=2)
+    ]
+    links += [Link(f"{z}{n}", f"{z}{n}", 1e-5, 1e11) for z in zones for n in range(4)]
+
+    def rate(some: list[Device]) -> float:
+        cluster = make_cluster(some, links=links)
+        problem = make_problem(cluster, profile(), batch_samples=256, microbatch_samples=2)
+        return best(replace(problem, max_team=4), looks=1500).estimate.samples_per_s
+
+    assert rate(devices) >= rate([d for d in devices if d.pool != "w"])
+
+
 def test_retimed_mix_equals_the_retimed_plan() -> None:
     problem = problem_of(fleet((4, 4)))
     trial = best(problem)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
-from orchestrator.core.cluster import ClusterState, Link, Offer
+from orchestrator.core.cluster import ClusterState, Device, Link, Offer
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
 from orchestrator.errors import InfeasibleError
 from orchestrator.planning.constraints import Breach, Row, breaches, broken
@@ -60,7 +60,7 @@ def search_within(
     more: dict[tuple[object, ...], Candidate] = {}
     low, high, factor = 0.0, 1.0, 1.0
     for _ in range(MAX_PRICE_ROUNDS if worst else 0):
-        priced = price_rows(cost.problem, tuple(worst.values()), factor * rate)
+        priced = price_rows(cost.problem, tuple(worst.values()), rate, factor=factor)
         proposed = [c for c in propose(priced) if not c.plan.is_idle]
         for c in proposed:
             estimate = retime(cost, c.plan.groups, c.plan.schedule)
@@ -96,18 +96,25 @@ def is_held_back(
 
 
 def price_rows(
-    problem: PlanningProblem, broken: Sequence[Breach], samples_per_s: float
+    problem: PlanningProblem,
+    broken: Sequence[Breach],
+    samples_per_s: float,
+    *,
+    factor: float = 1.0,
 ) -> PlanningProblem:
     """The problem with prices under which breaking a row is not worth it.
 
     Offers and egress are scaled to ``J' = V' r - Q c - V' sum_j mu_j use_j``. A row of spending
     has ``mu = samples_per_s / limit``: whoever uses more than the limit is worth less than
-    idle, however fast. A least share prices the devices of all other pools together as high.
+    idle, however fast. A least share is one of samples that enter the model elsewhere, at most
+    ``1 - limit`` of all: each of them costs ``mu = 1 / (1 - limit)``, on whatever devices it
+    goes on.
 
     Args:
         problem: The slot.
         broken: The rows, and the most that a plan used of each.
         samples_per_s: Rate of the fastest plan.
+        factor: By which the prices are less than that.
 
     Source: docs/model.md, section 5.2.
     """
@@ -115,7 +122,7 @@ def price_rows(
     penalties: dict[str, float] = {}  # by pool, samples/s a device
     for breach in broken:
         for pool, penalty in _device_penalties(cluster, breach, samples_per_s).items():
-            penalties[pool] = penalties.get(pool, 0.0) + penalty
+            penalties[pool] = penalties.get(pool, 0.0) + factor * penalty
     # A backlog of nothing could not price anything; this is next to nothing.
     money = max(problem.backlog_usd, FREE_MONEY_SAMPLES_PER_USD * problem.penalty_weight)
     weight, backlog_usd = problem.penalty_weight, problem.backlog_usd
@@ -130,16 +137,21 @@ def price_rows(
     def priced_link(link: Link) -> Link:
         if not link.egress_usd_per_byte or not any(b.row.kind == "egress" for b in broken):
             return link
-        mu = sum(_link_price(link, breach, samples_per_s) for breach in broken)
+        mu = factor * sum(_link_price(link, breach, samples_per_s) for breach in broken)
         return replace(
             link, egress_usd_per_byte=link.egress_usd_per_byte * (backlog_usd + weight * mu) / money
         )
+
+    def priced_device(device: Device) -> Device:
+        mu = factor * sum(_entry_price(device, breach.row) for breach in broken)
+        return replace(device, entry_usd_per_sample=weight * mu / money) if mu else device
 
     return replace(
         problem,
         backlog_usd=money,
         cluster=replace(
             cluster,
+            devices=tuple(map(priced_device, cluster.devices)),
             offers=tuple(map(priced_offer, cluster.offers)),
             links=tuple(map(priced_link, cluster.links)),
         ),
@@ -175,16 +187,20 @@ def _device_penalties(
 ) -> dict[str, float]:
     """Samples/s that a device of each pool is charged for its part in breaking a row."""
     row = breach.row
-    if row.kind == "egress":
+    if row.kind != "zone":
         return {}
-    if row.kind == "share":
-        others = [d.pool for d in cluster.devices if d.pool != row.where]
-        return {pool: samples_per_s / len(others) for pool in others}
     # What is billed anyway costs its zone no more when it is used.
     pools = {d.pool for d in cluster.devices if d.zone == row.where}
     offers = [o for o in map(cluster.offer, sorted(pools)) if o.billed == "while_used"]
     least = min((o.price_usd_per_s for o in offers), default=0.0)
     return {o.pool: samples_per_s * o.price_usd_per_s / max(row.limit, least) for o in offers}
+
+
+def _entry_price(device: Device, row: Row) -> float:
+    """What a sample that enters the model on a device is charged, in samples."""
+    if row.kind != "share" or device.pool == row.where:
+        return 0.0
+    return 1.0 / max(1.0 - row.limit, LEAST_LIMIT_RATIO)
 
 
 def _link_price(link: Link, breach: Breach, samples_per_s: float) -> float:

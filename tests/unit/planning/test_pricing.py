@@ -59,6 +59,35 @@ def test_price_of_a_zone_is_added_to_the_score_and_nothing_else_moves(backlog_us
         assert after.score(after.evaluate(groups, "1f1b")) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("limit", [0.2, 0.6])
+def test_price_of_a_share_is_paid_by_samples_that_enter_elsewhere(limit: float) -> None:
+    problem = a_problem(penalty_weight=2.0, backlog_usd=300.0)
+    priced = price_rows(problem, (Breach(Row("share", "near", limit), 0.0),), 30.0, factor=0.5)
+    before, after = CostModel(problem), CostModel(priced)
+    through = make_group([NEAR[0], FAR[0]], (0, 2, 4), (1,) * 36)
+    elsewhere = make_group([FAR[1]], (0, 4), (1,) * 12)
+    estimate = before.evaluate([through, elsewhere], "1f1b")
+    price = 0.5 / (1 - limit)
+    expected = before.score(estimate) - 2.0 * price * 0.25 * estimate.samples_per_s
+    assert after.score(after.evaluate([through, elsewhere], "1f1b")) == pytest.approx(expected)
+
+
+def test_samples_that_must_enter_on_slow_devices_go_on_on_fast_ones() -> None:
+    """A plan on the slow devices alone would keep the limit, at a fraction of the rate."""
+    problem = a_problem()
+    cost, rows = CostModel(problem), make_rows([LimitOptions(pool="near", min_share=1.0)])
+    again = search_within(
+        lambda p: Joint().propose(p, out_of_time=lambda: False),
+        cost,
+        rows,
+        [everyone(problem), IDLE],
+        lambda: False,
+    )
+    best = max((c for c in again if broken(cost, rows, c) is None), key=lambda c: c.score)
+    alone = [make_group([d], (0, 4), (1,) * 24) for d in NEAR]
+    assert best.score > 1.5 * cost.score(cost.evaluate(alone, "1f1b"))
+
+
 def test_plan_above_the_limit_is_worth_less_than_idle_at_the_price_of_its_row() -> None:
     problem = a_problem()
     candidate = everyone(problem)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from orchestrator.control.survey import survey
+from orchestrator.control.survey import Survey, survey
 from orchestrator.control.treasury import Treasury
 from orchestrator.core.slot import Candidate, Decision, PlanningProblem, StepEstimate
 from orchestrator.planning.constraints import Row, broken
@@ -56,13 +56,13 @@ class Chooser:
     control: ControlOptions
     stopwatch: Callable[[], float]
 
-    def survey(self, problem: PlanningProblem, treasury: Treasury) -> None:
+    def survey(self, problem: PlanningProblem, treasury: Treasury) -> Survey:
         """Teach the treasury what the first slot can show; see ``control.survey``.
 
         Raises:
             InfeasibleError: If not even idling would keep the average.
         """
-        survey(problem, treasury, self._propose, self.rows, self._deadline)
+        return survey(problem, treasury, self._propose, self.rows, self._deadline)
 
     def choose(
         self,
@@ -71,7 +71,8 @@ class Chooser:
         ledger: LedgerView,
         *,
         expected: StepEstimate,
-        go_on: bool,
+        go_on: bool = False,
+        surveyed: Survey | None = None,
     ) -> Choice:
         """Search, assign, decide.
 
@@ -81,6 +82,7 @@ class Chooser:
             ledger: The money.
             expected: What the incumbent was predicted to take until now.
             go_on: Keep to the incumbent if it may run: the loop has only been restarted.
+            surveyed: What the first look at this very slot has found.
 
         Raises:
             InfeasibleError: If the model, or the user's limits, never allow a plan.
@@ -93,9 +95,9 @@ class Chooser:
         fallbacks = []
         if not go_on or incumbent_estimate(CostModel(problem), self.rows) is None:
             # Where limits bind, a second search must know them: half of the time is its.
-            out_of_time = self._deadline(0.5 if self.rows else 1.0)
-            found = self._search(problem, out_of_time)
-            if out_of_time():
+            out_of_time = self._deadline(0.5 if self.rows or surveyed else 1.0)
+            found = self._search(problem, out_of_time, surveyed)
+            if out_of_time() or (surveyed and surveyed.is_cut_off):
                 fallbacks.append(
                     f"deadline: the best plan of {self.control.plan_deadline_s:g} s of search; "
                     "control.plan_deadline_s allows more"
@@ -127,7 +129,10 @@ class Chooser:
         )
 
     def _search(
-        self, problem: PlanningProblem, out_of_time: Callable[[], bool]
+        self,
+        problem: PlanningProblem,
+        out_of_time: Callable[[], bool],
+        surveyed: Survey | None,
     ) -> tuple[Candidate, ...]:
         """Candidates at the price of money now, and at the one that the best of them leads to.
 
@@ -136,8 +141,12 @@ class Chooser:
         nothing better.
         """
         drift = Drift.of(problem, self.control.slot_s)
-        found = self._propose(problem, out_of_time)
-        asked_usd, best = problem.backlog_usd, _best_of_slot(found, drift)
+        if surveyed:
+            found = _surcharged(problem, surveyed.found)
+            asked_usd = surveyed.asked_samples_per_usd * problem.penalty_weight
+        else:
+            found, asked_usd = self._propose(problem, out_of_time), problem.backlog_usd
+        best = _best_of_slot(found, drift)
         for _ in range(MAX_PRICE_ROUNDS):
             if best is None or out_of_time():
                 break
@@ -233,6 +242,18 @@ def incumbent_estimate(cost: CostModel, rows: Sequence[Row]) -> StepEstimate | N
         return None
     estimate = retime(cost, plan.groups, plan.schedule)
     return None if broken(cost, rows, Candidate(plan, estimate)) else estimate
+
+
+def _surcharged(problem: PlanningProblem, found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Candidates of a survey with what counts for their devices in this slot."""
+    cost = CostModel(problem)
+
+    def counted(candidate: Candidate) -> Candidate:
+        surcharge = cost.surcharge_usd_per_s(candidate.plan.device_ids)
+        estimate = replace(candidate.estimate, surcharge_usd_per_s=surcharge)
+        return Candidate(candidate.plan, estimate, cost.score(estimate))
+
+    return tuple(map(counted, found))
 
 
 def _best_of_slot(candidates: Sequence[Candidate], drift: Drift) -> Candidate | None:

@@ -138,13 +138,18 @@ class ControlLoop:
     # The next one --------------------------------------------------------------------
 
     def _choose(self, slot: Settled) -> Choice:
-        problem, treasury = self._problem(), self._books.treasury
+        problem, treasury, surveyed = self._problem(), self._books.treasury, None
         if not treasury.best_ratio_samples_per_usd and problem.cluster.devices:
-            self._chooser.survey(problem, treasury)
+            surveyed = self._chooser.survey(problem, treasury)
             problem = self._problem()
         go_on, self._restarted = self._restarted and not slot.reports, False
         choice = self._chooser.choose(
-            problem, treasury, self._books.view(slot), expected=slot.predicted, go_on=go_on
+            problem,
+            treasury,
+            self._books.view(slot),
+            expected=slot.predicted,
+            go_on=go_on,
+            surveyed=surveyed,
         )
         if go_on and choice.decision.kind == "keep":
             reason = "keep: the plan decided before the restart goes on"

@@ -1,7 +1,8 @@
 """The first look at what is on offer: most samples per dollar, and what the budget buys at best."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from orchestrator.control.treasury import Treasury
 from orchestrator.core.slot import Candidate, PlanningProblem
@@ -11,14 +12,29 @@ from orchestrator.planning.constraints import Row, broken
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.frontier import BudgetValue, budget_value
 
+if TYPE_CHECKING:
+    from orchestrator.core.plan import Plan
+
 MAX_RATIO_ROUNDS = 4
-"""Searches that look for the most samples per dollar."""
+"""Searches for the most samples per dollar, after that for the fastest plan."""
 
 MAX_PRICE_ROUNDS = 4
 """Searches that look for the price of money at the budget."""
 
+LATER_PART = 0.5
+"""Of ``control.plan_deadline_s``: what the later searches for either share."""
+
 OutOfTime = Callable[[], bool]
 Propose = Callable[[PlanningProblem, OutOfTime], tuple[Candidate, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What was found, at prices as they are in the long run, and the price last asked at."""
+
+    found: tuple[Candidate, ...] = ()
+    asked_samples_per_usd: float = 0.0
+    is_cut_off: bool = False  # the search for the fastest plan, by its deadline
 
 
 def survey(
@@ -26,8 +42,8 @@ def survey(
     treasury: Treasury,
     propose: Propose,
     rows: Sequence[Row],
-    deadline: Callable[[], OutOfTime],
-) -> None:
+    deadline: Callable[[float], OutOfTime],
+) -> Survey:
     """Teach the treasury rho, the price of money and the rate at b, before anything is spent.
 
     The price of money is first raised to the best ratio found until no plan is worth more
@@ -42,7 +58,8 @@ def survey(
         treasury: Learns, and opens the backlog.
         propose: Candidates of the strategy at the price of money of a problem.
         rows: The user's limits; what breaks them counts for rho only.
-        deadline: Starts a search's time: each of the first has one, the others share one.
+        deadline: Starts a part of ``control.plan_deadline_s``: the search for the fastest plan
+            has all of it.
 
     Raises:
         InfeasibleError: If not even idling would keep the average.
@@ -58,34 +75,42 @@ def survey(
             "budget.average_per_hour_usd even when nothing runs; raise it, offer fewer "
             "devices, or write billed: while_used if unused ones are given back"
         )
+    found: dict[Plan, Candidate] = {}
 
-    def at(price_samples_per_usd: float, out_of_time: OutOfTime) -> tuple[Candidate, ...]:
+    def ask(price_samples_per_usd: float, out_of_time: OutOfTime) -> None:
         priced = replace(problem, penalty_weight=1.0, backlog_usd=price_samples_per_usd)
-        return propose(priced, out_of_time)
+        for candidate in propose(priced, out_of_time):
+            found.setdefault(candidate.plan, candidate)
 
-    found: list[Candidate] = []
+    asked, out_of_time = 0.0, deadline(1.0)
+    ask(asked, out_of_time)
+    is_cut_off, out_of_time = out_of_time(), deadline(LATER_PART)
     for _ in range(MAX_RATIO_ROUNDS):
-        found += at(treasury.best_ratio_samples_per_usd, deadline())
-        if not treasury.learn(candidate.estimate for candidate in found):
+        if not treasury.learn(c.estimate for c in found.values()) or out_of_time():
             break
+        asked = treasury.best_ratio_samples_per_usd
+        ask(asked, out_of_time)
     if not treasury.best_ratio_samples_per_usd:
-        return  # nothing that runs was proposed: there is nothing to price
-    value = _value(cost, found, rows, may_idle=treasury.may_idle)
-    out_of_time = deadline()
+        return Survey(tuple(found.values()))  # nothing that runs: there is nothing to price
+    value = _value(cost, found.values(), rows, may_idle=treasury.may_idle)
+    out_of_time = deadline(LATER_PART)
     for _ in range(MAX_PRICE_ROUNDS):
         if not value.price_of_money_samples_per_usd or out_of_time():
             break  # the fastest plan is within the budget
-        found += at(value.price_of_money_samples_per_usd, out_of_time)
-        before, value = value, _value(cost, found, rows, may_idle=treasury.may_idle)
+        asked = value.price_of_money_samples_per_usd
+        ask(asked, out_of_time)
+        before, value = value, _value(cost, found.values(), rows, may_idle=treasury.may_idle)
         if value == before:
             break
-    treasury.learn(candidate.estimate for candidate in found)
-    anew = _value(CostModel(first), found, rows, may_idle=treasury.may_idle)
+    treasury.learn(c.estimate for c in found.values())
+    anew = _value(CostModel(first), found.values(), rows, may_idle=treasury.may_idle)
     treasury.open(value, anew.price_of_money_samples_per_usd)
+    asked = asked if value.price_of_money_samples_per_usd else 0.0
+    return Survey(tuple(found.values()), asked, is_cut_off)
 
 
 def _value(
-    cost: CostModel, found: Sequence[Candidate], rows: Sequence[Row], *, may_idle: bool
+    cost: CostModel, found: Iterable[Candidate], rows: Sequence[Row], *, may_idle: bool
 ) -> BudgetValue:
     """The optimum at what J counts in the model's problem: blocks begun, where it has them."""
     estimates = [

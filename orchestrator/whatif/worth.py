@@ -51,7 +51,8 @@ def worth_beside(
     if not best.plan.same_work(running[0].plan):
         rate = figures.number(best.estimate.samples_per_s)
         dollars = figures.usd(best.estimate.cost_usd_per_s * per_hour)
-        beside = f"the plan that is best within the budget ({rate} samples/s at {dollars}/h)"
+        figures_text = f"{rate} samples/s at {dollars}/h"
+        beside = f"the plan that is best at the budget's price of money ({figures_text})"
     return Worth(
         beside=beside,
         values=found.named(per_hour),

@@ -11,10 +11,13 @@ import typer
 from orchestrator import cli, storage
 from orchestrator.config import RunConfig, config_schema
 from orchestrator.control.pools import build_cluster
+from orchestrator.core.model import profile_from_json
 from orchestrator.support import find_task
+from orchestrator.whatif.scenario import load_scenario
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(ROOT.glob("examples/*.yaml"))
+SCENARIOS = sorted(ROOT.glob("examples/scenarios/*.yaml"))
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 
 
@@ -24,6 +27,20 @@ def test_an_example_is_valid(path: Path) -> None:
     build_cluster(config.cluster)
     find_task(config.training.task, config.training.task_args, ROOT)
     assert RunConfig.parse(config.to_yaml()) == config
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.name)
+def test_a_scenario_is_valid_for_the_example_of_its_name(path: Path) -> None:
+    config = RunConfig.load(ROOT / "examples" / path.name)
+    assert load_scenario(str(path), pools=[o.pool for o in config.cluster.offers]).streams
+
+
+def test_the_profiles_shown_on_the_pages_and_beside_the_examples_are_read() -> None:
+    texts = [b for page in PAGES for b in re.findall(r"```json\n(.*?)```", page.read_text(), re.S)]
+    shown = [text for text in texts if "lyray.profile" in text]
+    assert shown, "docs/config.md shows a profile"
+    for text in [*shown, *(path.read_text() for path in ROOT.glob("examples/*_profile.json"))]:
+        profile_from_json(json.loads(text))
 
 
 def commands() -> list[str]:

@@ -13,7 +13,7 @@ from orchestrator.core.plan import Group, Stage
 from orchestrator.core.slot import PlanningProblem
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.roster import Roster
-from orchestrator.planning.waterfill import deal_samples
+from orchestrator.planning.shares import dealt_by_speed
 from orchestrator.strategies.explorer import OutOfTime, team_sizes
 
 Groups = tuple[Group, ...]
@@ -164,15 +164,5 @@ def _dealt(cost: CostModel, parts: Sequence[Stages]) -> Groups | None:
             chains.append(chain)
     if len(chains) > problem.batch_samples:
         return None
-    shares = deal_samples(
-        [c.fill_drain_s for c in curves],
-        [c.period_s for c in curves],
-        sizes,
-        problem.batch_samples,
-    )
-    groups = tuple(
-        Group(cost.with_inflight(chain, share[0], len(share), schedule), share)
-        for chain, share in zip(chains, shares, strict=True)
-        if share
-    )
-    return None if not groups or cost.memory_error(groups, schedule) else groups
+    groups = dealt_by_speed(cost, chains, sizes, curves, schedule)
+    return None if cost.memory_error(groups, schedule) else groups

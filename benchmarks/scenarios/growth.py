@@ -9,10 +9,10 @@ import numpy as np
 from benchmarks.scenarios import static
 from benchmarks.scenarios.files import HOUR_S, Case, ScenarioFile
 from benchmarks.scenarios.rows import OURS, Role, Row
-from orchestrator.core.plan import Group, Plan
+from orchestrator.core.plan import Plan
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
-from orchestrator.planning.waterfill import deal_samples
+from orchestrator.planning.shares import dealt_by_speed
 
 STEP_S = 60.0
 """Length of the pieces of time in which noise and batch stand still."""
@@ -134,12 +134,5 @@ def _with_shares(contest: static.Contest, plan: Plan) -> float:
     groups = plan.groups[: problem.batch_samples]
     sizes = [min(g.microbatches[0], problem.batch_samples) for g in groups]
     curves = [cost.curve(g.stages, s, plan.schedule) for g, s in zip(groups, sizes, strict=True)]
-    shares = deal_samples(
-        [c.fill_drain_s for c in curves], [c.period_s for c in curves], sizes,
-        problem.batch_samples,
-    )  # fmt: skip
-    dealt = tuple(
-        Group(cost.with_inflight(g.stages, share[0], len(share), plan.schedule), share)
-        for g, share in zip(groups, shares, strict=True)
-    )
+    dealt = dealt_by_speed(cost, [g.stages for g in groups], sizes, curves, plan.schedule)
     return retime(cost, dealt, plan.schedule).samples_per_s

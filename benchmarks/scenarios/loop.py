@@ -73,13 +73,15 @@ class _Stage:
             limit_s = float(self.case.get("quick_deadline_s", limit_s))
         limit_s *= MORE_TIME if strategy in SEVERAL_SEARCHES else 1.0
         control = replace(config.control, plan_deadline_s=limit_s)
-        return config.model_copy(update={"control": control})
+        # The money is meant for just this run: what is left at its end is of no use.
+        budget = replace(config.budget, horizon_hours=self.hours)
+        return config.model_copy(update={"control": control, "budget": budget})
 
     @property
-    def days(self) -> float:
+    def hours(self) -> float:
         """How long it goes on."""
         hours = self.case.get("hours")
-        return float(self.case.get("quick_hours", hours) if self.quick else hours) / HOURS_A_DAY
+        return float(self.case.get("quick_hours", hours) if self.quick else hours)
 
 
 def _row(
@@ -124,7 +126,7 @@ def _fare(stage: _Stage, name: str, rival: Mapping[str, Any], world: Scenario) -
     return rehearse(
         stage.config(name),
         stage.case.profile,
-        days=stage.days,
+        days=stage.hours / HOURS_A_DAY,
         strategy=strategy,
         scenario=world,
         stopwatch=time.process_time,

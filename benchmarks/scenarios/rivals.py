@@ -16,6 +16,7 @@ from orchestrator.core.slot import Candidate, PlanningProblem
 from orchestrator.errors import InfeasibleError
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
+from orchestrator.planning.shares import with_share
 from orchestrator.planning.waterfill import as_microbatches
 from orchestrator.simulation.streams import Process
 from orchestrator.simulation.world import World
@@ -151,8 +152,7 @@ def _chains(cost: CostModel, devices: list[Device], depth: int, size: int) -> tu
         teams = [make_team([d]) for d in devices[w * depth : (w + 1) * depth]]
         microbatches = as_microbatches(share + (w < more), size)
         stages = even_chain(cost, teams)
-        staged = cost.with_inflight(stages, microbatches[0], len(microbatches), schedule)
-        groups.append(Group(staged, microbatches))
+        groups.append(with_share(cost, stages, microbatches, schedule))
     return tuple(groups)
 
 

@@ -1,7 +1,8 @@
 """Scenarios where nothing changes: every strategy and the strong rivals on one problem.
 
 Rates are at equal cost: a plan that costs more than the budget runs b/c of the time. Ours may
-mix plans over time, as its control law does; its rate is the best mix of what it proposed.
+mix plans over time, as its control law does; its rate is the best mix of what it proposed, asked
+again and again at the price of money that its plans so far make, which its queue comes to.
 """
 
 import argparse
@@ -17,16 +18,16 @@ from orchestrator.core.model import microbatch_sizes
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem, first_problem
 from orchestrator.errors import InfeasibleError
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.frontier import budget_value
+from orchestrator.planning.frontier import BudgetValue, budget_value
 from orchestrator.strategies.explorer import candidate_of
 from orchestrator.strategies.registry import STRATEGIES, make_strategy
-from orchestrator.whatif.plans import figures_of
+from orchestrator.whatif.loops import figures_of
 
 DEADLINE_S, QUICK_DEADLINE_S = 1.0, 0.2
 """CPU seconds that a strategy may search, unless the file says otherwise."""
 
-PRICE_PARTS = (0.25, 0.5, 0.75, 1.0)
-"""Prices of money, of the best samples per dollar, at which ours is asked where budgets bind."""
+NUM_PRICES = 4
+"""So often ours is asked at the price of money that its plans so far make, where budgets bind."""
 
 RECIPE_NAMES = ("even-split", "proportional", "even-pipeline", "balanced-pipeline", "do-nothing")
 """Strategies that do not search; the others ask the joint search, at their own price of money."""
@@ -128,15 +129,22 @@ def _ours(contest: Contest) -> Row:
     row = contest.row(OURS, "ours", best, f"{contest.case.source} times")
     if best.estimate.cost_usd_per_s <= contest.budget_usd_per_s * (1 + 1e-9):
         return row
-    ratio = max(c.estimate.samples_per_usd for c in found)
-    for part in PRICE_PARTS:
-        found += contest.propose(OURS, replace(contest.problem, backlog_usd=part * ratio))
-    value = budget_value([[IDLE_ESTIMATE, *(c.estimate for c in found)]], contest.budget_usd_per_s)
+    value = _best_mix(contest, found)
+    for _ in range(NUM_PRICES):
+        backlog_usd = contest.problem.penalty_weight * value.price_of_money_samples_per_usd
+        found += contest.propose(OURS, replace(contest.problem, backlog_usd=backlog_usd))
+        value = _best_mix(contest, found)
     return replace(
         row, samples_per_s=value.samples_per_s, low=value.samples_per_s, high=value.samples_per_s,
         usd_per_hour=contest.budget_usd_per_s * HOUR_S, duty=1.0,
         note=f"{contest.case.source} times; the best mix over time",
     )  # fmt: skip
+
+
+def _best_mix(contest: Contest, found: Iterable[Candidate]) -> BudgetValue:
+    """What plans bring that are mixed over time within the budget, and the price of money then."""
+    plans = [IDLE_ESTIMATE, *(c.estimate for c in found)]
+    return budget_value([plans], contest.budget_usd_per_s)
 
 
 def _registry(contest: Contest, names: Iterable[str]) -> Iterator[Row]:

@@ -94,7 +94,7 @@ class Exhaustive:
     def _best_of(self, grouping: Grouping, floor: float) -> float:
         problem, cost = self._problem, self._cost
         chains = [tuple(self._space.teams[t] for t in chain) for chain in grouping]
-        price = cost.devices_usd_per_s(d for c in chains for t in c for d in t.device_ids)
+        price = cost.devices_usd_per_s([d for c in chains for t in c for d in t.device_ids])
         needed = floor + problem.backlog_usd * price
         limit_s = inf if needed <= 0 else problem.penalty_weight * problem.batch_samples / needed
         free_s = limit_s - problem.model.step_overhead_s

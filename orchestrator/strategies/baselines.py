@@ -11,7 +11,8 @@ from orchestrator.errors import InfeasibleError
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.partition import partition
 from orchestrator.planning.roster import Roster
-from orchestrator.planning.waterfill import as_microbatches, deal_samples
+from orchestrator.planning.shares import dealt_by_speed, with_share
+from orchestrator.planning.waterfill import as_microbatches
 from orchestrator.strategies.explorer import (
     Explorer,
     OutOfTime,
@@ -100,7 +101,7 @@ def _chain(cost: CostModel, stages: tuple[Stage, ...]) -> Group:
 def _group(cost: CostModel, stages: tuple[Stage, ...], samples: int) -> Group:
     problem = cost.problem
     share = as_microbatches(samples, problem.microbatch_samples)
-    return Group(cost.with_inflight(stages, share[0], len(share), problem.schedules[0]), share)
+    return with_share(cost, stages, share, problem.schedules[0])
 
 
 class Fixed:
@@ -231,11 +232,4 @@ def _redealt(cost: CostModel, groups: Groups, schedule: str) -> Groups:
     curves = [
         cost.curve(group.stages, size, schedule) for group, size in zip(groups, sizes, strict=True)
     ]
-    shares = deal_samples(
-        [curve.fill_drain_s for curve in curves],
-        [curve.period_s for curve in curves],
-        sizes,
-        cost.problem.batch_samples,
-        [curve.max_microbatches for curve in curves],
-    )
-    return tuple(replace(g, microbatches=s) for g, s in zip(groups, shares, strict=True))
+    return dealt_by_speed(cost, [g.stages for g in groups], sizes, curves, schedule)

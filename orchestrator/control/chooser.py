@@ -12,6 +12,7 @@ from orchestrator.planning.constraints import Row, broken
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.drift import Drift
 from orchestrator.planning.event import retime
+from orchestrator.planning.frontier import COST_TOLERANCE
 from orchestrator.planning.guards import LedgerView
 from orchestrator.planning.lyapunov import ControlOptions, Incumbent, decide, idle_decision
 from orchestrator.planning.pricing import is_held_back, nearest_breach, refusal, search_within
@@ -147,12 +148,13 @@ class Chooser:
         else:
             found, asked_usd = self._propose(problem, out_of_time), problem.backlog_usd
         best = _best_of_slot(found, drift)
+        rounding_usd = COST_TOLERANCE * drift.budget_usd_per_s * drift.slot_s
         for _ in range(MAX_PRICE_ROUNDS):
             if best is None or out_of_time():
                 break
             after_usd = drift.backlog_after_usd(best.estimate.counted_usd_per_s)
             least_usd, most_usd = sorted((asked_usd, after_usd))
-            if most_usd <= MOVED_PRICE_RATIO * least_usd:
+            if most_usd <= MOVED_PRICE_RATIO * least_usd + rounding_usd:
                 break
             asked_usd = after_usd
             more = self._propose(replace(problem, backlog_usd=asked_usd), out_of_time)

@@ -32,6 +32,7 @@ from orchestrator.planning.cost import CostModel
 from orchestrator.planning.guards import affordable_s
 
 if TYPE_CHECKING:
+    from orchestrator.control.treasury import Treasury
     from orchestrator.planning.assignment import SlotAssignment
     from orchestrator.strategies.registry import Strategy
 
@@ -79,7 +80,7 @@ class ControlLoop:
         plan = state.plan if state else Plan(0, options.training.schedules[0])
         self._decision = Decision("idle", plan, IDLE_ESTIMATE, "nothing ran yet")
         if state and (
-            estimate := incumbent_estimate(CostModel(self._problem()), self._chooser.rows)
+            estimate := incumbent_estimate(CostModel(self.problem()), self._chooser.rows)
         ):
             self._decision = replace(self._decision, kind="keep", predicted=estimate)
             self._books.grant(state.plan)
@@ -138,10 +139,10 @@ class ControlLoop:
     # The next one --------------------------------------------------------------------
 
     def _choose(self, slot: Settled) -> Choice:
-        problem, treasury, surveyed = self._problem(), self._books.treasury, None
+        problem, treasury, surveyed = self.problem(), self._books.treasury, None
         if not treasury.best_ratio_samples_per_usd and problem.cluster.devices:
             surveyed = self._chooser.survey(problem, treasury)
-            problem = self._problem()
+            problem = self.problem()
         go_on, self._restarted = self._restarted and not slot.reports, False
         choice = self._chooser.choose(
             problem,
@@ -156,7 +157,13 @@ class ControlLoop:
             choice = replace(choice, decision=replace(choice.decision, reason=reason))
         return choice
 
-    def _problem(self) -> PlanningProblem:
+    @property
+    def treasury(self) -> "Treasury":
+        """What the run knows of its money, to be looked at."""
+        return self._books.treasury
+
+    def problem(self) -> PlanningProblem:
+        """What the next slot would be planned for."""
         options, can, treasury = self.options, self.backend.capabilities, self._books.treasury
         return PlanningProblem(
             cluster=self._books.surcharged(self._books.plannable(self._incumbent)),
@@ -182,7 +189,7 @@ class ControlLoop:
                 return decision.reason
             view = self._books.view(slot)
             idle, slot_s = Candidate(decision.plan, IDLE_ESTIMATE), self.options.control.slot_s
-            if affordable_s(self._problem(), idle, ledger=view, slot_s=slot_s) < slot_s:
+            if affordable_s(self.problem(), idle, ledger=view, slot_s=slot_s) < slot_s:
                 return f"{CAP_REACHED}: the devices present cost more than is left, even unused"
         elif decision.run_until_s and self._decision.run_until_s and not slot.steps:
             return f"{CAP_REACHED}: what is left does not pay for another step"

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log
+from typing import TYPE_CHECKING
 
 from orchestrator.core.slot import Candidate, PlanningProblem
 from orchestrator.errors import SolverError
@@ -11,9 +12,11 @@ from orchestrator.planning.constraints import Row, breaches, broken
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 from orchestrator.planning.margins import MarginalValues, marginal_values
-from orchestrator.planning.program import GAIN_TOLERANCE, SlotProgram
-from orchestrator.planning.slot_table import SlotTable, slot_table
+from orchestrator.planning.slot_table import GAIN_TOLERANCE, SlotTable, slot_table
 from orchestrator.planning.waterfill import as_microbatches
+
+if TYPE_CHECKING:
+    from orchestrator.planning.program import SlotProgram
 
 MAX_CANDIDATES = 4
 """Best running candidates that take part, of those that obey the rows and of those that might
@@ -31,8 +34,15 @@ MAX_KNOWN = 64
 SOLVE_LIMIT_S = 1.0
 """Longest time of one solve, whatever ``plan_deadline_s`` allows (docs/model.md, section 9)."""
 
-Compile = Callable[[int, int, int], SlotProgram]
+Compile = Callable[[int, int, int], "SlotProgram"]
 Value = Callable[[CostModel, Candidate, Sequence[Row]], MarginalValues | None]
+
+
+def _compile(num_candidates: int, num_sets: int, num_rows: int) -> "SlotProgram":
+    """Compile with CVXPY, which takes a second to load: without rows there is nothing to solve."""
+    from orchestrator.planning.program import SlotProgram  # noqa: PLC0415 - as above
+
+    return SlotProgram(num_candidates, num_sets, num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,7 @@ class SlotAssignment:
         self,
         time_limit_s: float,
         *,
-        compiled: Compile = SlotProgram,
+        compiled: Compile = _compile,
         valued: Value = marginal_values,
     ) -> None:
         self._time_limit_s = min(time_limit_s, SOLVE_LIMIT_S)
@@ -153,7 +163,7 @@ class SlotAssignment:
         found = self._program(tables, rows).best(tables, rows, floor, self._time_limit_s)
         return _dealt(cost, *pairs[found[0]], found[1]) if found else None
 
-    def _program(self, tables: Sequence[SlotTable], rows: Sequence[Row]) -> SlotProgram:
+    def _program(self, tables: Sequence[SlotTable], rows: Sequence[Row]) -> "SlotProgram":
         """That of the shape, padded so that few shapes are compiled."""
         num_sets = max(len(table.sets) for table in tables)
         shape = (_padded(len(tables)), _padded(num_sets), len(rows))

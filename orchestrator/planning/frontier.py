@@ -3,8 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol, TypeVar
 
 from orchestrator.core.slot import StepEstimate
+
+COST_TOLERANCE = 1e-9
+"""Relative: costs and limits are sums of many prices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,24 @@ class _Segment:
     @property
     def slope(self) -> float:
         return self.samples_per_s / self.cost_usd_per_s
+
+
+class Estimated(Protocol):
+    """What has an estimate: candidates of a slot, trials of a search."""
+
+    @property
+    def estimate(self) -> StepEstimate:
+        """What the cost model says of it."""
+
+
+PlanT = TypeVar("PlanT", bound=Estimated)
+
+
+def fastest_within(plans: Iterable[PlanT], cost_usd_per_s: float) -> PlanT | None:
+    """The fastest plan that runs and costs no more; None when there is none."""
+    most = cost_usd_per_s * (1.0 + COST_TOLERANCE)
+    within = [p for p in plans if p.estimate.step_s > 0 and p.estimate.cost_usd_per_s <= most]
+    return max(within, key=lambda p: p.estimate.samples_per_s, default=None)
 
 
 def budget_value(
@@ -71,7 +93,7 @@ def budget_value(
         part = min(1.0, max(0.0, left_usd_per_s / piece.cost_usd_per_s))
         rate += part * piece.samples_per_s
         left_usd_per_s -= piece.cost_usd_per_s
-        if left_usd_per_s <= 0:
+        if left_usd_per_s < -COST_TOLERANCE * budget_usd_per_s:
             price = piece.slope
             break
     return BudgetValue(price, rate)

@@ -12,15 +12,12 @@ from numpy.typing import NDArray
 
 from orchestrator.errors import SolverError
 from orchestrator.planning.constraints import Row
-from orchestrator.planning.slot_table import SlotTable
+from orchestrator.planning.slot_table import GAIN_TOLERANCE, SlotTable
 
 FloatArray = NDArray[np.float64]
 
 MAX_ROUNDS = 4
 """Dinkelbach rounds; the last one usually confirms the one before."""
-
-GAIN_TOLERANCE = 1e-9
-"""Relative gain in J below which a round brought nothing."""
 
 SOLVER = {"output_flag": False, "mip_rel_gap": 0.0, "mip_abs_gap": 1e-9, "threads": 1}
 

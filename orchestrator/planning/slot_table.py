@@ -13,6 +13,9 @@ from orchestrator.planning.constraints import Row, RowUse, row_use, sums_usd
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.waterfill import Ladder, level_s
 
+GAIN_TOLERANCE = 1e-9
+"""Relative gain in J below which other shares, or a round of the solver, bring nothing."""
+
 LEVEL_TOLERANCE = 1e-12
 """Relative; how closely the common end is bracketed that no shares can beat."""
 

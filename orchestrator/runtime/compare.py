@@ -6,6 +6,7 @@ from statistics import median
 
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import Candidate, PlanningProblem, StepReport
+from orchestrator.planning.frontier import fastest_within
 
 WARM_UP_STEPS = 2
 """First steps of a short run that are not counted: allocators and connections warm up."""
@@ -71,9 +72,7 @@ def entries(problem: PlanningProblem, others: Sequence[str], propose: Propose) -
     frontier = [joint, *_cheaper(problem, joint, propose)]
     for entry in tuple(found[1:]):
         limit = entry.candidate.estimate.cost_usd_per_s * (1.0 + EQUAL_COST_RATIO)
-        within = [c for c in frontier if c.estimate.cost_usd_per_s <= limit]
-        if within:
-            best = max(within, key=lambda c: c.estimate.samples_per_s)
+        if best := fastest_within(frontier, limit):
             found.append(Entry(JOINT, best, at_cost_of=entry.strategy))
     return tuple(found)
 

@@ -1,10 +1,11 @@
 """Reference strategies with one number that hindsight may tune: a cap on money, a fixed price."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from math import inf
 
 from orchestrator.core.slot import Candidate, PlanningProblem, StepEstimate
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.frontier import budget_value
+from orchestrator.planning.frontier import budget_value, fastest_within
 from orchestrator.planning.trials import Trial
 from orchestrator.strategies.explorer import Explorer, OutOfTime, candidates_of
 
@@ -21,12 +22,6 @@ def plans_of_all_prices(
     for part in PRICE_PARTS:
         explorer.search(problem, out_of_time, price_of_money_samples_per_usd=part * best_ratio)
     return explorer.seen(problem)
-
-
-def fastest(trials: Sequence[Trial], allowed: Callable[[StepEstimate], bool]) -> tuple[Trial, ...]:
-    """The fastest plan among those allowed; empty when there is none."""
-    within = [trial for trial in trials if allowed(trial.estimate)]
-    return tuple(sorted(within, key=lambda t: -t.estimate.samples_per_s)[:1])
 
 
 class RateCap:
@@ -47,7 +42,8 @@ class RateCap:
         """The fastest plan below the rate and idle; see ``Strategy``."""
         cap = self.cap_usd_per_s or problem.budget_usd_per_s
         seen = plans_of_all_prices(self._explorer, problem, out_of_time)
-        return candidates_of(problem, fastest(seen, lambda e: e.cost_usd_per_s <= cap))
+        best = fastest_within(seen, cap)
+        return candidates_of(problem, [best] if best else [])
 
 
 class PriceCap:
@@ -69,13 +65,14 @@ class PriceCap:
         """The fastest plan below the cap and idle; see ``Strategy``."""
         seen = plans_of_all_prices(self._explorer, problem, out_of_time)
         if self.cap_usd_per_sample is None:
-            budget = problem.budget_usd_per_s
-            within = fastest(seen, lambda e: e.cost_usd_per_s <= budget)
-            ratios = [trial.estimate.samples_per_usd for trial in within or seen]
+            within = fastest_within(seen, problem.budget_usd_per_s)
+            ratios = [trial.estimate.samples_per_usd for trial in ([within] if within else seen)]
             self.cap_usd_per_sample = 1.0 / max(ratios)
         # A hair more: the plan that sets the cap is within it.
         least = (1 - 1e-9) / self.cap_usd_per_sample
-        return candidates_of(problem, fastest(seen, lambda e: e.samples_per_usd >= least))
+        thrifty = [trial for trial in seen if trial.estimate.samples_per_usd >= least]
+        best = fastest_within(thrifty, inf)
+        return candidates_of(problem, [best] if best else [])
 
 
 class FrozenPrice:

@@ -1,39 +1,34 @@
 """What a file would lead to in its first slot: the chosen plan and the baselines beside it."""
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.config import RunConfig
-from orchestrator.control.pools import run_figures
-from orchestrator.core.cluster import ClusterState
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Plan
-from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem, first_problem
+from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem, SlotRecord
 from orchestrator.errors import InfeasibleError
-from orchestrator.planning.constraints import broken, make_rows
+from orchestrator.planning.blocks import without_surcharges
+from orchestrator.planning.constraints import Row, broken, make_rows
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.event import timeline
-from orchestrator.planning.pricing import is_held_back, nearest_breach, refusal, search_within
+from orchestrator.planning.event import retime, timeline
+from orchestrator.planning.frontier import COST_TOLERANCE, fastest_within
+from orchestrator.planning.pricing import nearest_breach, refusal
 from orchestrator.planning.tables import LayerTables
 from orchestrator.reports.plan_page import Timeline
 from orchestrator.reports.tables import PlanRow, make_row, row_data
 from orchestrator.reports.worth import Worth
 from orchestrator.storage import Json
-from orchestrator.strategies.registry import make_strategy
+from orchestrator.strategies.registry import Strategy, make_strategy
+from orchestrator.whatif.loops import simulated
 from orchestrator.whatif.pace import pace_notes
+from orchestrator.whatif.traces import price_notes
 from orchestrator.whatif.worth import worth_beside
 
 PLAN_BASELINES = ("even-split", "proportional", "balanced-pipeline")
 """What ``lyray plan`` shows beside the chosen strategy."""
 
-MAX_TEAM = 1
-"""What workers of this version run; a plan that none will run (``source: file``) may ask more."""
-
 _SHOWN_GAPS = 4
-
-_PRICE_ROUNDS = 8
-"""Bisections that look for the price of money at which a plan fits the average budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,72 +47,51 @@ class WhatIf:
         return self.rows[0]
 
 
-def figures_of(config: RunConfig, measured: ModelProfile) -> tuple[ClusterState, ModelProfile]:
-    """Cluster and profile of a file in seconds of the run, as if its workers ran on this machine.
-
-    Args:
-        config: The whole file.
-        measured: As measured or read, unscaled.
-
-    Raises:
-        ConfigError: If the profile does not serve the cluster.
-    """
-    return run_figures(
-        config.cluster,
-        config.emulation,
-        config.training,
-        measured,
-        num_cores=len(os.sched_getaffinity(0)),
-    )
-
-
 def what_if(config: RunConfig, measured: ModelProfile, *, stopwatch: Callable[[], float]) -> WhatIf:
-    """Plan the first slot with the file's strategy and with the baselines beside it.
+    """Decide the first slot as a run would, and put other plans beside what it decides.
 
     Args:
         config: The whole file.
         measured: As measured or read, unscaled.
-        stopwatch: Seconds from any start; every search ends after ``control.plan_deadline_s``.
+        stopwatch: Seconds from any start, for ``control.plan_deadline_s``.
 
     Raises:
         InfeasibleError: If the file's own strategy finds no plan that fits and obeys the limits.
         ConfigError: If the profile does not serve the cluster.
     """
-    cluster, model = figures_of(config, measured)
-    speedup = config.emulation.billing_speedup
-    problem = first_problem(
-        cluster,
-        model,
-        config.training,
-        max_team=config.control.max_team if config.cluster.source == "file" else MAX_TEAM,
-        budget_usd_per_s=config.budget.average_per_hour_usd / 3600 * speedup,
-        seed=config.run.seed,
+    name = config.control.strategy
+    asked = _Asked(make_strategy(name))
+    told = simulated(config, measured, asked, stopwatch=stopwatch)
+    record = told.loop.tick()
+    problem = told.loop.problem()
+    problem = replace(
+        problem,
+        cluster=without_surcharges(problem.cluster),
+        penalty_weight=1.0,
+        backlog_usd=0.0,
+        incumbent=None,
     )
-    strategy = config.control.strategy
-    search = _Search(config, problem, stopwatch)
-    best = search.first_running(strategy)
-    rows = [replace(_row(strategy, best, cluster, speedup), chosen=True)]
-    affordable = search.within_budget(strategy, best)
-    if affordable is not None:
-        rows.append(_row(f"{strategy} in budget", affordable, cluster, speedup))
-    for name in PLAN_BASELINES:
-        if name == strategy:
-            continue
-        try:
-            rows.append(_row(name, search.first_running(name), cluster, speedup))
-        except InfeasibleError as error:
-            rows.append(_refused(name, str(error)))
-    cost = CostModel(problem)
+    speedup = config.emulation.billing_speedup
+    looked = _Look(CostModel(problem), make_rows(config.budget.limits, billing_speedup=speedup))
+    chosen = looked.candidate(record.next_plan)
+    seen = looked.obedient(asked.plans)
+    rows = [
+        _row(label, candidate, problem, speedup)
+        for label, candidate in _own(name, chosen, seen, problem.budget_usd_per_s)
+    ]
+    rows[0] = replace(rows[0], chosen=True)
+    rows += [looked.baseline(other, speedup) for other in PLAN_BASELINES if other != name]
     return WhatIf(
         problem=problem,
         rows=tuple(rows),
-        timelines=tuple(timeline(cost, g, best.plan.schedule) for g in best.plan.groups),
+        timelines=tuple(timeline(looked.cost, g, chosen.plan.schedule) for g in chosen.plan.groups),
         notes=(
             *_notes(config, problem, rows),
-            *pace_notes(config, problem, [best, *search.seen]),
-            *search.notes,
+            *price_notes(config, problem.cluster),
+            *pace_notes(config, told.loop.treasury, chosen.estimate),
+            *_first_slot_notes(record),
         ),
-        worth=worth_beside(problem, [best, *search.seen], search.limits, billing_speedup=speedup),
+        worth=worth_beside(problem, [chosen, *seen], looked.limits, billing_speedup=speedup),
     )
 
 
@@ -137,88 +111,76 @@ def what_if_data(config: RunConfig, found: WhatIf) -> dict[str, Json]:
     }
 
 
-class _Search:
-    """Asks strategies for plans of one problem; each answer takes ``plan_deadline_s`` at most."""
+class _Asked:
+    """A strategy that remembers what it proposed."""
 
-    def __init__(
-        self, config: RunConfig, problem: PlanningProblem, stopwatch: Callable[[], float]
-    ) -> None:
-        self._problem, self._stopwatch = problem, stopwatch
-        self._deadline_s = config.control.plan_deadline_s
-        self._strategy = config.control.strategy
-        self.limits = make_rows(
-            config.budget.limits, billing_speedup=config.emulation.billing_speedup
-        )
-        self.notes: list[str] = []
-        self.seen: list[Candidate] = []  # of the file's own strategy, obeying the limits
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self.plans: dict[Plan, None] = {}  # in order
 
-    def first_running(self, strategy: str) -> Candidate:
-        """A strategy's best candidate that obeys the limits; idle only where it has nothing else.
+    @property
+    def deals_shares(self) -> bool:
+        """As the strategy's own."""
+        return self._strategy.deals_shares
 
-        Raises:
-            InfeasibleError: If there is none.
-        """
-        out_of_time = self._deadline()
-        proposer = make_strategy(strategy)
-        found = proposer.propose(self._problem, out_of_time=out_of_time)
-        if out_of_time():
-            self.notes.append(
-                f"The search of {strategy} was cut off after {self._deadline_s:g} s; "
-                "control.plan_deadline_s allows more."
-            )
-        running = [c for c in found if not c.plan.is_idle]
-        obedient = self._obedient(running)
-        cost = CostModel(self._problem)
-        if proposer.deals_shares and is_held_back(cost, running, obedient):
-            out_of_time = self._deadline()
-
-            def propose(priced: PlanningProblem) -> Sequence[Candidate]:
-                return proposer.propose(priced, out_of_time=out_of_time)
-
-            running += search_within(propose, cost, self.limits, running, out_of_time)
-            obedient = sorted(self._obedient(running), key=lambda c: -c.score)
-        if running and not obedient:
-            raise refusal(nearest_breach(cost, self.limits, running))
-        self.seen += obedient if strategy == self._strategy else ()
-        return obedient[0] if obedient else found[0]
-
-    def within_budget(self, strategy: str, best: Candidate) -> Candidate | None:
-        """The fastest plan at or below the average budget, None when the best one is."""
-        budget = self._problem.budget_usd_per_s
-        if best.plan.is_idle or best.estimate.cost_usd_per_s <= budget:
-            return None
-        proposer, out_of_time = make_strategy(strategy), self._deadline()
-        low, high = 0.0, best.estimate.samples_per_usd
-        found: Candidate | None = None
-        for _ in range(_PRICE_ROUNDS):
-            price = high if found is None else (low + high) / 2
-            priced = replace(self._problem, backlog_usd=price)
-            candidates = self._obedient(proposer.propose(priced, out_of_time=out_of_time))
-            self.seen += candidates
-            fitting = [c for c in candidates if 0 < c.estimate.cost_usd_per_s <= budget]
-            fitting = [c for c in fitting if not c.plan.is_idle]
-            if fitting:
-                fastest = max(fitting, key=lambda c: c.estimate.samples_per_s)
-                if found is None or fastest.estimate.samples_per_s > found.estimate.samples_per_s:
-                    found = fastest
-                high = price
-            else:
-                low, high = price, high if found else 2 * high
-            if out_of_time():
-                break
+    def propose(
+        self, problem: PlanningProblem, *, out_of_time: Callable[[], bool]
+    ) -> tuple[Candidate, ...]:
+        """The strategy's candidates; see ``Strategy``."""
+        found = self._strategy.propose(problem, out_of_time=out_of_time)
+        self.plans |= dict.fromkeys(candidate.plan for candidate in found)
         return found
 
-    def _obedient(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        cost = CostModel(self._problem)
-        return [c for c in candidates if broken(cost, self.limits, c) is None]
 
-    def _deadline(self) -> Callable[[], bool]:
-        end_s = self._stopwatch() + self._deadline_s
-        return lambda: self._stopwatch() > end_s
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Plans in the state of the first slot, at its own prices."""
+
+    cost: CostModel
+    limits: tuple[Row, ...]
+
+    def candidate(self, plan: Plan) -> Candidate:
+        """A plan with its estimate; idle at what is billed anyway."""
+        if plan.is_idle:
+            return Candidate(plan, self.cost.idle)
+        estimate = retime(self.cost, plan.groups, plan.schedule)
+        return Candidate(plan, estimate, self.cost.score(estimate))
+
+    def obedient(self, plans: Iterable[Plan]) -> list[Candidate]:
+        """Those that run and keep the user's limits."""
+        running = (self.candidate(plan) for plan in plans if not plan.is_idle)
+        return [c for c in running if broken(self.cost, self.limits, c) is None]
+
+    def baseline(self, name: str, speedup: float) -> PlanRow:
+        """The row of a strategy's best plan that keeps the limits, or why there is none."""
+        problem = self.cost.problem
+        try:
+            found = make_strategy(name).propose(problem, out_of_time=lambda: False)
+            running = [c for c in found if not c.plan.is_idle]
+            if obedient := self.obedient(c.plan for c in running):
+                return _row(name, obedient[0], problem, speedup)
+            raise refusal(nearest_breach(self.cost, self.limits, running))
+        except InfeasibleError as error:
+            return _refused(name, str(error))
 
 
-def _row(name: str, candidate: Candidate, cluster: ClusterState, speedup: float) -> PlanRow:
-    return make_row(name, candidate.plan, candidate.estimate, cluster, speedup)
+def _own(
+    name: str, chosen: Candidate, seen: Sequence[Candidate], budget_usd_per_s: float
+) -> list[tuple[str, Candidate]]:
+    """What the strategy would run, and where they are others its fastest plans."""
+    found = [(name, chosen)]
+    others = {
+        f"{name} fastest": fastest_within(seen, float("inf")),
+        f"{name} in budget": fastest_within(seen, budget_usd_per_s),
+    }
+    for label, other in others.items():
+        if other and not any(other.plan.same_work(known.plan) for _, known in found):
+            found.append((label, other))
+    return found
+
+
+def _row(name: str, candidate: Candidate, problem: PlanningProblem, speedup: float) -> PlanRow:
+    return make_row(name, candidate.plan, candidate.estimate, problem.cluster, speedup)
 
 
 def _refused(name: str, problem: str) -> PlanRow:
@@ -263,7 +225,7 @@ def _notes(config: RunConfig, problem: PlanningProblem, rows: Sequence[PlanRow])
     notes += _gap_notes(problem, rows)
     budget = config.budget.average_per_hour_usd
     chosen = rows[0]
-    if chosen.cost_per_hour_usd > budget:
+    if chosen.cost_per_hour_usd > budget * (1.0 + COST_TOLERANCE):
         share = budget / chosen.cost_per_hour_usd
         notes.append(
             f"The budget is ${budget:,.2f}/h on average: at ${chosen.cost_per_hour_usd:,.2f}/h the "
@@ -275,3 +237,9 @@ def _notes(config: RunConfig, problem: PlanningProblem, rows: Sequence[PlanRow])
             f"{config.emulation.billing_speedup:g} s; dollars per sample follow the bill."
         )
     return notes
+
+
+def _first_slot_notes(record: SlotRecord) -> list[str]:
+    """Why nothing would run at first, and what is not as the file has it."""
+    notes = [f"Nothing would run at first: {record.reason}."] if record.next_plan.is_idle else []
+    return [*notes, *(f"{text[:1].upper()}{text[1:]}." for text in record.fallbacks)]

@@ -6,23 +6,16 @@ from itertools import pairwise
 from math import fsum
 
 from orchestrator.config import RunConfig
-from orchestrator.control.books import LoopOptions
-from orchestrator.control.loop import ControlLoop
 from orchestrator.core.model import ModelProfile
-from orchestrator.core.slot import RunEvent, SlotRecord
+from orchestrator.core.slot import SlotRecord
 from orchestrator.errors import ConfigError, InfeasibleError
-from orchestrator.inputs import read_text
-from orchestrator.planning.assignment import SlotAssignment
-from orchestrator.simulation.backend import SimulatedBackend, SimulationOptions
-from orchestrator.simulation.traces import TraceEvent, emulated_trace, price_trace
 from orchestrator.strategies.registry import Strategy, make_strategy
+from orchestrator.whatif.loops import simulated
 from orchestrator.whatif.patience import Patient
-from orchestrator.whatif.plans import MAX_TEAM, figures_of
 from orchestrator.whatif.scenario import Scenario, load_scenario
 
 DAY_S = 86400.0
 MAX_DAYS = 3650
-_ENDLESS_STEPS = 10**9
 _POINTS = 300
 """Most points of a strategy's curves."""
 
@@ -143,58 +136,20 @@ def rehearse(
         if isinstance(strategy, str)
         else (type(strategy).__name__, strategy)
     )
-    told = scenario or Scenario(seed=config.run.seed)
-    cluster, model = figures_of(config, measured)
-    speedup, feed = config.emulation.billing_speedup, config.cluster.price_feed
-    steps = config.training.steps or _ENDLESS_STEPS
-    num_samples = steps * config.training.global_batch
-    backend = SimulatedBackend(
-        cluster,
-        model,
-        config.training,
-        SimulationOptions(
-            slot_s=config.control.slot_s,
-            num_samples=num_samples,
-            seed=told.seed,
-            max_team=config.control.max_team if config.cluster.source == "file" else MAX_TEAM,
-            streams=told.streams,
-        ),
-        _traces(config),
-    )
-    records: list[SlotRecord] = []
-    events: list[RunEvent] = []
-    loop = ControlLoop(
-        backend=backend,
-        strategy=Patient(strategy, waits_at_first=scenario is not None),
-        assignment=SlotAssignment(config.control.plan_deadline_s),
-        options=LoopOptions(
-            training=config.training,
-            budget=config.budget,
-            control=config.control,
-            billing_speedup=speedup,
-            price_max_age_s=feed.max_age_s if feed else None,
-            num_steps=steps,
-            num_samples=num_samples,
-            on_loss="replan",
-            seed=config.run.seed,
-        ),
-        cluster=cluster,
-        model=model,
-        sinks=(records.append,),
-        book=lambda journal: events.extend(journal.events),
-        stopwatch=stopwatch,
-    )
+    patient = Patient(strategy, waits_at_first=scenario is not None)
+    told = simulated(config, measured, patient, scenario=scenario, stopwatch=stopwatch)
+    loop, records = told.loop, told.records
     try:
         while loop.outcome is None and (not records or records[-1].time_s < days * DAY_S):
             loop.tick()
     except InfeasibleError as error:
         return Rehearsal(name, problem=str(error))
     finally:
-        backend.close()
+        told.backend.close()
     ended = f"{loop.outcome.status}: {loop.outcome.reason}" if loop.outcome else ""
     found = _summary(name, records, ended)
-    lost = sum(event.kind == "lost" for event in events)
-    return replace(found, lost=lost, redone=backend.num_redone, points=_points(records))
+    lost = sum(event.kind == "lost" for event in told.events)
+    return replace(found, lost=lost, redone=told.backend.num_redone, points=_points(records))
 
 
 def _points(records: Sequence[SlotRecord]) -> tuple[tuple[float, int, float], ...]:
@@ -202,21 +157,6 @@ def _points(records: Sequence[SlotRecord]) -> tuple[tuple[float, int, float], ..
     every = max(1, len(records) // _POINTS)
     kept = [*records[::every], *records[-1:]]
     return ((0.0, 0, 0.0), *((r.time_s / 3600, r.samples, r.spent_usd) for r in kept))
-
-
-def _traces(config: RunConfig) -> tuple[TraceEvent, ...]:
-    speedup = config.emulation.billing_speedup
-    events = emulated_trace(config.emulation.events, billing_speedup=speedup)
-    feed = config.cluster.price_feed
-    if feed is None:
-        return events
-    name = f"cluster.price_feed.path {feed.path!r}"
-    lines = read_text(feed.path, name, "give a CSV file").splitlines()
-    pools = {offer.pool for offer in config.cluster.offers}
-    try:
-        return (*events, *price_trace(lines, pools, billing_speedup=speedup))
-    except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from None
 
 
 def _summary(strategy: str, records: Sequence[SlotRecord], ended: str) -> Rehearsal:

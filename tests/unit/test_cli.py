@@ -342,8 +342,10 @@ def test_plan_obeys_the_limits_and_ends_with_4_where_none_can(
     limited = zoned.replace("usd: 4.0}", "usd: 4.0, limits: [{zone: z2, max_per_hour_usd: 0.3}]}")
     (folder / "run.yaml").write_text(limited)
     assert lyray(monkeypatch, "plan", "run.yaml", "--json") == 0
-    chosen = json.loads(capsys.readouterr().out)["candidates"][0]
-    assert chosen["plan"]["idle"] == ["slow-0"]
+    candidates = json.loads(capsys.readouterr().out)["candidates"]
+    ours = [row["plan"] for row in candidates if row["strategy"].startswith("joint")]
+    assert all("slow-0" in plan["idle"] for plan in ours)
+    assert ["slow-0"] in [plan["idle"] for plan in ours]
     nowhere = "{zone: z1, max_per_hour_usd: 0.01}"
     (folder / "run.yaml").write_text(limited.replace("0.3}]", f"0.3}}, {nowhere}]"))
     assert lyray(monkeypatch, "plan", "run.yaml") == 4

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from orchestrator.core.slot import IDLE_ESTIMATE, StepEstimate
-from orchestrator.planning.frontier import budget_value
+from orchestrator.core.plan import Plan
+from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, StepEstimate
+from orchestrator.planning.frontier import budget_value, fastest_within
 
 
 def plan(cost: float, rate: float) -> StepEstimate:
@@ -19,6 +20,22 @@ def test_between_two_plans_the_price_is_the_slope_from_one_to_the_other() -> Non
 def test_below_the_thriftiest_plan_it_takes_turns_with_idling() -> None:
     value = budget_value([[IDLE_ESTIMATE, plan(1.0, 10.0), plan(3.0, 16.0)]], 0.25)
     assert (value.price_of_money_samples_per_usd, value.samples_per_s) == (10.0, 2.5)
+
+
+@pytest.mark.parametrize("rounding", [-1e-12, 0.0, 1e-12])
+def test_a_budget_for_the_fastest_plan_to_the_last_digit_does_not_bind(rounding: float) -> None:
+    value = budget_value([[IDLE_ESTIMATE, plan(1.0, 10.0), plan(3.0, 16.0)]], 3.0 + rounding)
+    assert value.price_of_money_samples_per_usd == 0.0
+    assert value.samples_per_s == pytest.approx(16.0)
+
+
+def test_the_fastest_plan_within_a_cost_runs_and_costs_no_more() -> None:
+    plans = [
+        Candidate(Plan(0, "1f1b"), e) for e in (IDLE_ESTIMATE, plan(1.0, 10.0), plan(3.0, 16.0))
+    ]
+    assert fastest_within(plans, 3.0 - 1e-12) is plans[2]
+    assert fastest_within(plans, 2.0) is plans[1]
+    assert fastest_within(plans, 0.5) is None
 
 
 def test_money_is_worth_nothing_more_where_the_fastest_plan_is_within_the_budget() -> None:

@@ -1,6 +1,7 @@
 """What a file would lead to: teams and overlap where no worker must run them, and their notes."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,8 @@ from benchmarks.builders import GIB, make_profile
 from orchestrator.config import RunConfig
 from orchestrator.core.model import ModelProfile
 from orchestrator.errors import ConfigError
+from orchestrator.strategies.registry import make_strategy
+from orchestrator.whatif.loops import simulated
 from orchestrator.whatif.plans import WhatIf, what_if, what_if_data
 
 TEXT = """
@@ -91,3 +94,58 @@ def test_one_more_device_has_a_break_even_price_only_where_the_budget_binds() ->
     # Like devices beside no traffic to speak of: one more is worth what the others cost.
     assert dict(poor.values)[name] == pytest.approx(1.0, rel=0.1)
     assert dict(poor.values)["budget_samples_per_s"] == pytest.approx(1 / 0.6, rel=0.1)
+
+
+TWO_POOLS = (
+    "cluster.offers=[{pool: a, kind: a100-40, count: 2, price_per_hour: 3.0},"
+    " {pool: b, kind: t4, count: 2, price_per_hour: 0.5}]",
+    "cluster.links=[{within: zone, bandwidth_gbytes_per_s: 10}]",
+    "training.global_batch=32",
+)
+
+
+def _two_kinds() -> ModelProfile:
+    return make_profile({"a100-40": [0.1] * 4, "t4": [0.4] * 4}, microbatches=(1, 2, 4))
+
+
+@pytest.mark.parametrize("budget", [0.3, 1.5, 3.0, 5.0, 50.0])
+def test_the_plan_shown_as_chosen_is_what_a_run_installs_in_its_first_slot(budget: float) -> None:
+    config = RunConfig.parse(TEXT, [*TWO_POOLS, f"budget.average_per_hour_usd={budget}"])
+    run = simulated(config, _two_kinds(), make_strategy("joint"))
+    first = run.loop.tick()
+    found = what_if(config, _two_kinds(), stopwatch=lambda: 0.0)
+    assert found.chosen.plan == first.next_plan
+    second = run.loop.tick()
+    assert second.predicted.cost_per_hour_usd == pytest.approx(found.chosen.cost_per_hour_usd)
+    names = [row.strategy for row in found.rows if row.strategy.startswith("joint")]
+    assert names[0] == "joint"
+    assert found.rows[0].chosen
+    assert not any(row.chosen for row in found.rows[1:])
+    fastest = max(found.rows, key=lambda row: row.estimate.samples_per_s)
+    assert fastest.strategy in ("joint", "joint fastest")
+    if "joint in budget" in names:
+        row = found.rows[names.index("joint in budget")]
+        assert row.cost_per_hour_usd <= budget
+
+
+def test_plans_are_made_at_the_prices_that_the_feed_starts_with(tmp_path: Path) -> None:
+    feed = tmp_path / "prices.csv"
+    feed.write_text("time_s,pool,price_per_hour\n0,a,9.0\n600,a,1.0\n600,b,0.1\n")
+    found = what_if(
+        RunConfig.parse(TEXT, [*TWO_POOLS, f"cluster.price_feed={{path: {feed}}}"]),
+        _two_kinds(),
+        stopwatch=lambda: 0.0,
+    )
+    used = found.chosen.plan.device_ids
+    per_hour = {"a": 9.0, "b": 0.5}
+    assert found.chosen.cost_per_hour_usd == pytest.approx(sum(per_hour[d[0]] for d in used))
+    (note,) = [n for n in found.notes if n.startswith("Prices at second 0")]
+    assert "a $9.00/h, b $0.5000/h (its offer's, no row yet)" in note
+
+
+def test_a_run_that_waits_at_first_is_shown_as_waiting_with_its_reason() -> None:
+    changes = (*TWO_POOLS, "budget.total_usd=0.0001")
+    found = what_if(RunConfig.parse(TEXT, changes), _two_kinds(), stopwatch=lambda: 0.0)
+    assert found.chosen.plan.is_idle
+    assert any(n.startswith("Nothing would run at first: budget") for n in found.notes)
+    assert any(row.strategy == "joint fastest" for row in found.rows)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from orchestrator.core.slot import CommittedStep, RunEvent
 from orchestrator.reports.live import LiveView, PlainView, sparkline
-from tests.unit.reports.test_records import PLAN, a_record
+from tests.unit.reports.samples import PLAN, a_record
 
 
 def picture(view: LiveView) -> str:

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from html.parser import HTMLParser
 from io import StringIO
 
 from rich.console import Console
@@ -21,6 +20,7 @@ from orchestrator.planning.event import retime, timeline
 from orchestrator.reports.plan_page import plan_page, trace_json
 from orchestrator.reports.tables import PlanRow, make_row, plan_table, row_data
 from orchestrator.reports.worth import Worth
+from tests.unit.reports.samples import read_page
 
 A, B, C = (make_device(f"{p}-0", memory_bytes=16 * GIB) for p in ("fast", "mid", "slow"))
 CLUSTER = make_cluster([A, B, C], price_usd_per_s=0.001)
@@ -32,36 +32,6 @@ ROW = make_row("joint", PLAN, ESTIMATE, CLUSTER, billing_speedup=60.0)
 REFUSED = PlanRow("even-split", make_plan(), IDLE_ESTIMATE, 0.0, None, problem="too <large>")
 TIMELINES = [timeline(COST, group, "1f1b") for group in GROUPS]
 WORTH = Worth("the <best> plan", (("device_samples_per_s.fast", 4.0),), (("fast", 3.67),))
-VOID = {"meta", "br"}
-
-
-class _Page(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.outside: list[str] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.outside += [v for k, v in attrs if k in ("src", "href", "srcset") and v]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag, f"{tag} closes something else"
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def read_page(page: str) -> _Page:
-    found = _Page()
-    found.feed(page)
-    found.close()
-    assert not found.open
-    return found
 
 
 def test_a_row_turns_run_seconds_into_billed_hours() -> None:

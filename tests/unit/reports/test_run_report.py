@@ -17,8 +17,7 @@ from orchestrator.reports.records import slot_data
 from orchestrator.reports.run_page import run_page
 from orchestrator.reports.run_report import compare_bill, read_run, report_data
 from orchestrator.reports.run_text import head_figures, print_report
-from tests.unit.reports.test_plan_page import read_page
-from tests.unit.reports.test_records import FAST, PLAN, a_record
+from tests.unit.reports.samples import FAST, PLAN, a_record, read_page
 
 OTHER = make_plan(make_group([FAST], [0, 10], [11]), generation=4)
 

@@ -5,7 +5,7 @@ from orchestrator.control.treasury import Treasury
 from orchestrator.core.slot import IDLE_ESTIMATE, StepEstimate
 from orchestrator.planning.frontier import budget_value
 from orchestrator.whatif.pace import pace_notes
-from tests.unit.whatif.test_plans import TEXT
+from tests.unit.whatif.run_file import TEXT
 
 PLANS = [StepEstimate(1.0, 10.0, 1.0 / 3600), StepEstimate(1.0, 16.0, 4.0 / 3600)]
 

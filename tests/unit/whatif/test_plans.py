@@ -12,19 +12,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.strategies.registry import make_strategy
 from orchestrator.whatif.loops import simulated
 from orchestrator.whatif.plans import WhatIf, what_if, what_if_data
-
-TEXT = """
-run: {name: what-if}
-training: {task: examples.byte_gpt:task, global_batch: 13, microbatch: 4, steps: 3}
-cluster:
-  source: file
-  profile: none.json
-  offers:
-    - {pool: a, kind: a100-40, count: 4, devices_per_node: 4, price_per_hour: 1.0}
-  links:
-    - {within: node, bandwidth_gbytes_per_s: 100}
-budget: {average_per_hour_usd: 100}
-"""
+from tests.unit.whatif.run_file import TEXT
 
 
 def _profile(team_sizes: tuple[int, ...] = (1, 2, 4)) -> ModelProfile:

@@ -67,7 +67,10 @@ def validate(config: Config, overrides: Set = None) -> None:
 
     Example: lyray validate run.yaml
     """
+    from orchestrator.whatif.traces import traces_of
+
     checked = _load(config, overrides)
+    traces_of(checked)
     print(f"{config}: fine. {_summary(checked)}")
 
 

@@ -226,8 +226,8 @@ def _unknown_key(path: str, name: str, siblings: Sequence[str]) -> tuple[str, st
 
 def _with_unit(form: str, name: str) -> str:
     units = {
-        "_s": "seconds", "_hours": "hours", "_usd": "dollars", "_hour": "dollars", "_gib": "GiB",
-        "_steps": "steps",
+        "_gbytes_per_s": "GB/s", "_samples_per_s": "samples/s", "_s": "seconds", "_hours": "hours",
+        "_usd": "dollars", "_hour": "dollars", "_gib": "GiB", "_steps": "steps",
     }  # fmt: skip
     unit = next((unit for suffix, unit in units.items() if name.endswith(suffix)), "")
     return f"{form} of {unit}" if unit and form.endswith("number") else form

@@ -76,6 +76,13 @@ def check_supported(
         *_strategy_problems(control.strategy),
         *_failure_problems(failure),
     ]
+    speedup = emulation.billing_speedup if emulation else 1.0
+    if (slot_s := control.slot_s * speedup) > (horizon_s := 3600.0 * budget.horizon_hours):
+        problems.append(
+            f"control.slot_s is {control.slot_s:g}, {slot_s:g} billed seconds, longer than "
+            f"budget.horizon_hours of {budget.horizon_hours:g}: the average would be decided once; "
+            f"write slot_s: {horizon_s / speedup:g} or less"
+        )
     if emulation is None:
         return problems
     if cluster.source != "emulated":

@@ -98,21 +98,24 @@ class Alarms:
         )
 
     def _low_cap(self) -> str:
-        """A cap below V lambda* forgives what the average forbids, without end."""
-        treasury = self._treasury
-        cap_usd = treasury.queue_cap_usd
-        wanted_usd = treasury.estimated_backlog_usd
-        if cap_usd is None or cap_usd >= wanted_usd:
-            return ""
-        return self._once(
-            "queue_cap",
-            f"queue_cap: {cap_usd:.4g} $ lies below the backlog of {wanted_usd:.4g} $ at which "
-            "the average would be kept: spending will stay above it, and what is above is "
-            "forgiven; raise budget.queue_cap, or write auto",
-        )
+        text = low_cap_text(self._treasury)
+        return self._once("queue_cap", text) if text else ""
 
     def _once(self, name: str, text: str) -> str:
         if name in self._given:
             return ""
         self._given.add(name)
         return text
+
+
+def low_cap_text(treasury: Treasury) -> str:
+    """What a cap below V lambda* does: it forgives what the average forbids, without end."""
+    cap_usd = treasury.queue_cap_usd
+    wanted_usd = treasury.estimated_backlog_usd
+    if cap_usd is None or cap_usd >= wanted_usd:
+        return ""
+    return (
+        f"queue_cap: {cap_usd:.4g} $ lies below the backlog of {wanted_usd:.4g} $ at which "
+        "the average would be kept: spending will stay above it, and what is above is "
+        "forgiven; raise budget.queue_cap, or write auto"
+    )

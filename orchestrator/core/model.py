@@ -1,7 +1,6 @@
 """The model as planning sees it (measured layers) and as workers see it (the user's Task)."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -9,6 +8,7 @@ from typing import Any, Literal
 from orchestrator.core.profile_fields import (
     check_finite,
     check_keys,
+    check_rows,
     column,
     layer_lists,
     list_of,
@@ -354,34 +354,13 @@ def profile_from_json(data: object) -> ModelProfile:
         edges=tuple((edge[0], edge[1]) for edge in layer_lists(data, "edges", layers, 2)),
         ties=layer_lists(data, "ties", layers, None),
         tie_bytes=tuple(
-            number(value, f"tie_bytes[{i}]") for i, value in enumerate(list_of(data, "tie_bytes"))
+            number(value, "tie_bytes", f"tie_bytes[{i}]")
+            for i, value in enumerate(list_of(data, "tie_bytes"))
         ),
         optimizer_bytes_per_param_byte=number(
             data.get("optimizer_bytes_per_param_byte", 3.0), "optimizer_bytes_per_param_byte"
         ),
         step_overhead_s=number(data.get("step_overhead_s", 0.0), "step_overhead_s"),
     )
-    _check_rows(profile)
+    check_rows(profile)
     return profile
-
-
-def _check_rows(profile: ModelProfile) -> None:
-    """What a file may get wrong and a measured profile cannot."""
-    teams = Counter(f"sizes of team {size.team_size}" for size in profile.sizes)
-    tables = Counter(
-        f"times of {time.kind!r}, team {time.team_size}, microbatch {time.microbatch}"
-        for time in profile.times
-    )
-    for name, count in (*teams.items(), *tables.items()):
-        if count > 1:
-            raise ValueError(f"the {name} stand {count} times; keep one row")
-    if not any(size.team_size == 1 for size in profile.sizes):
-        raise ValueError("sizes has no row of team 1; add it")
-    for index, time in enumerate(profile.times):
-        if not sum(time.forward_s) > 0:
-            raise ValueError(f"times[{index}].forward_s is 0 in every layer; measure the kind")
-    if profile.tie_bytes and len(profile.tie_bytes) != len(profile.ties):
-        raise ValueError(
-            f"tie_bytes has {len(profile.tie_bytes)} entries for {len(profile.ties)} ties; "
-            "give one a tie"
-        )

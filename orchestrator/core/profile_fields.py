@@ -3,11 +3,29 @@
 All raise ValueError. ``path`` is what stands before the key in messages, its dot included.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.core.model import ModelProfile
 
 MAX_NUMBER = 1e18
-"""Bytes, seconds or FLOP beyond this are a slip, and sums of them overflow."""
+"""Bytes or FLOP beyond this are a slip, and sums of them overflow."""
+
+SIZES: Mapping[str, tuple[float, float, str]] = {
+    "_s": (1e-12, 1e6, "seconds"),
+    "bytes": (1e-3, MAX_NUMBER, "bytes"),
+    "bytes_per_sample": (1e-3, MAX_NUMBER, "bytes"),
+    "flop_per_sample": (1.0, MAX_NUMBER, "FLOP"),
+    "per_param_byte": (1e-6, 1e6, "bytes"),
+}
+"""End of a key to the least and largest size other than 0, and its unit: slips of a unit, and
+figures whose inverse is none."""
+
+SHRINK_RATIO = 0.5
+"""Of the time of a smaller microbatch: a larger one that takes less was measured otherwise."""
 
 MAX_WHOLE = 10**9
 """Samples or devices beyond this are a slip."""
@@ -56,20 +74,23 @@ def column(
             f"{path}{key} has {len(values)} entries for {len(layers)} layers; give one a layer"
         )
     return tuple(
-        number(value, f"{path}{key}[{i}] (layer {layers[i]!r})") for i, value in enumerate(values)
+        number(value, key, f"{path}{key}[{i}] (layer {layers[i]!r})")
+        for i, value in enumerate(values)
     )
 
 
-def number(value: object, path: str) -> float:
-    """A finite number that is not negative."""
+def number(value: object, key: str, path: str = "") -> float:
+    """0, or a number of the size that ``key`` may have; ``path``: its place, where it is longer."""
+    path = path or key
     if value is None:
         raise ValueError(f"{path} is a hole; measure it or leave out the whole row")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{path} is {value!r}; write a number")  # noqa: TRY004 - of the file
-    if not 0 <= value <= MAX_NUMBER:
+    least, most, unit = next(size for end, size in SIZES.items() if key.endswith(end))
+    if value != 0 and not least <= value <= most:
         shown = value if isinstance(value, float) else f"a number of {len(str(value))} digits"
-        shown = value if -MAX_NUMBER <= value < 0 else shown
-        raise ValueError(f"{path} is {shown}; write a number from 0 to {MAX_NUMBER:g}")
+        shown = value if abs(value) <= MAX_NUMBER else shown
+        raise ValueError(f"{path} is {shown}; write a number of {unit}, 0 or {least:g} to {most:g}")
     return float(value)
 
 
@@ -118,3 +139,45 @@ def text(data: Mapping[str, object], key: str, path: str = "") -> str:
 
 def _is_index(value: object, end: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end
+
+
+def _check_growth(profile: "ModelProfile") -> None:
+    """Larger microbatches on the same devices are not much faster: a slip of a unit otherwise."""
+    whole_s = {
+        (t.kind, t.team_size, t.microbatch): (sum(t.forward_s) + sum(t.backward_s), index)
+        for index, t in enumerate(profile.times)
+    }
+    for (*place, size), (smaller_s, index) in sorted(whole_s.items()):
+        larger = [key for key in whole_s if list(key[:2]) == place and key[2] > size]
+        for key in larger:
+            larger_s, other = whole_s[key]
+            if larger_s < SHRINK_RATIO * smaller_s:
+                raise ValueError(
+                    f"times[{other}] takes {larger_s:.4g} s for microbatches of {key[2]} on "
+                    f"{place[0]!r}, times[{index}] {smaller_s:.4g} s for {size}; both are in "
+                    "seconds: measure again, or leave out the wrong row"
+                )
+
+
+def check_rows(profile: "ModelProfile") -> None:
+    """Refuse what a file may get wrong and a measured profile cannot."""
+    teams = Counter(f"sizes of team {size.team_size}" for size in profile.sizes)
+    tables = Counter(
+        f"times of {time.kind!r}, team {time.team_size}, microbatch {time.microbatch}"
+        for time in profile.times
+    )
+    for name, count in (*teams.items(), *tables.items()):
+        if count > 1:
+            raise ValueError(f"the {name} stand {count} times; keep one row")
+    if not any(size.team_size == 1 for size in profile.sizes):
+        raise ValueError("sizes has no row of team 1; add it")
+    for index, time in enumerate(profile.times):
+        for name in ("forward_s", "backward_s"):
+            if not sum(getattr(time, name)) > 0:
+                raise ValueError(f"times[{index}].{name} is 0 in every layer; measure the kind")
+    _check_growth(profile)
+    if profile.tie_bytes and len(profile.tie_bytes) != len(profile.ties):
+        raise ValueError(
+            f"tie_bytes has {len(profile.tie_bytes)} entries for {len(profile.ties)} ties; "
+            "give one a tie"
+        )

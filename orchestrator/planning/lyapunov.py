@@ -26,6 +26,9 @@ DEFAULT_KAPPA = 0.05
 KAPPA_WITH_ESTIMATE = 0.2
 """Overspend share when it starts at an estimated price of money: less of it is spent early."""
 
+TIE_RATIO = 1e-9
+"""Of a plan's worth: scores closer than this are equal; ``RATIO_HEADROOM`` covers it in G1."""
+
 LEAST_PAUSE_SLOTS = 0.05
 """Slots that a change of places counts as at least: beside its pause a step ends at a boundary,
 and devices of both plans are billed while they hand over. Between two plans that the optimum
@@ -120,8 +123,12 @@ class _Scene:
     expected: StepEstimate | None  # what the incumbent was predicted to take until now
 
     def beats_idle(self, estimate: StepEstimate) -> bool:
-        """Whether J is at least that of idling: what G1 needs of every plan that runs."""
-        return self.cost.score(estimate) >= self.cost.score(IDLE_ESTIMATE)
+        """Whether J is at least that of idling: what G1 needs of every plan that runs.
+
+        The plan that the price of money was taken from is level with idling, and runs.
+        """
+        rounding = TIE_RATIO * self.problem.penalty_weight * estimate.samples_per_s
+        return self.cost.score(estimate) >= self.cost.score(IDLE_ESTIMATE) - rounding
 
     @property
     def drift(self) -> Drift:

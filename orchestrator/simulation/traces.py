@@ -2,7 +2,6 @@
 
 import csv
 import logging
-import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,14 @@ from orchestrator.control.backend import EmulatedEvent
 from orchestrator.core.cluster import Device
 
 logger = logging.getLogger(__name__)
+
+FEED_COLUMNS = ("time_s", "pool", "price_per_hour")
+
+MAX_TIME_S = 1e9
+"""Longest time of a feed, before or after the start of the run."""
+
+PRICES = (1e-6, 1e9)
+"""Dollars an hour that may be a price: as in a run file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +82,9 @@ def price_trace(
 ) -> tuple[TraceEvent, ...]:
     """The rows of a price feed (CSV: time_s, pool, price_per_hour) as trace events.
 
-    Times of the feed are billed seconds. A price that is not a positive number is passed over
-    with a warning: the last good one stays in force.
+    Times of the feed are billed seconds since the start of the run; of the rows before it the
+    last one of a pool counts. A price that is not a number of dollars within ``PRICES`` is
+    passed over with a warning: the last good one stays in force.
 
     Args:
         lines: Of the file, with its header.
@@ -84,30 +92,37 @@ def price_trace(
         billing_speedup: Billed seconds per second of the run.
 
     Raises:
-        ValueError: If a column is missing, a time is no number or a pool is not on offer;
-            names the line.
+        ValueError: If a column is missing, a time or price is no number, or a pool is not on
+            offer; names the line, the value and the mend.
     """
     events = []
-    rows = csv.DictReader(lines)
-    if missing := {"time_s", "pool", "price_per_hour"} - set(rows.fieldnames or ()):
+    rows = csv.DictReader(lines, skipinitialspace=True)
+    names = [name.strip() for name in rows.fieldnames or ()]
+    if missing := set(FEED_COLUMNS) - set(names):
+        found = f", but {', '.join(names)}" if names else ""
         raise ValueError(
-            f"line 1 lacks {', '.join(sorted(missing))}; write time_s,pool,price_per_hour"
+            f"line 1 lacks {', '.join(sorted(missing))}{found}; the first line names the "
+            f"columns: {','.join(FEED_COLUMNS)}"
         )
-    for number, row in enumerate(rows, start=2):
-        try:
-            at_s, pool, price = float(row["time_s"]), row["pool"], float(row["price_per_hour"])
-        except (KeyError, TypeError, ValueError) as error:
+    rows.fieldnames = names
+    for row in rows:
+        line = f"line {rows.line_num}"
+        at_s = _number(row["time_s"], f"{line}: time_s", "seconds since the start of the run")
+        price = _number(row["price_per_hour"], f"{line}: price_per_hour", "a number of dollars")
+        if not abs(at_s) <= MAX_TIME_S:
             raise ValueError(
-                f"price feed, line {number}: {row} needs the columns time_s, pool and "
-                "price_per_hour, two of them numbers"
-            ) from error
-        if pool not in pools or not math.isfinite(at_s):
-            raise ValueError(
-                f"price feed, line {number}: time {at_s}, pool {pool!r}; write a finite time and "
-                f"a pool of cluster.offers: {', '.join(sorted(pools))}"
+                f"{line}: time_s is {row['time_s']}; write seconds since the start of the run, "
+                f"at most {MAX_TIME_S:g} (no date, no seconds since 1970)"
             )
-        if not (price > 0 and math.isfinite(price)):
-            logger.warning("price feed, line %s: %s of pool %s is no price", number, price, pool)
+        if (pool := str(row["pool"]).strip()) not in pools:
+            raise ValueError(
+                f"{line}: pool is {pool!r}; write a pool of cluster.offers: "
+                f"{', '.join(sorted(pools))}"
+            )
+        if not PRICES[0] <= price <= PRICES[1]:
+            logger.warning(
+                "price feed, %s: %s of pool %s is no price and is passed over", line, price, pool
+            )
             continue
         events.append(
             TraceEvent(
@@ -118,3 +133,11 @@ def price_trace(
             )
         )
     return tuple(events)
+
+
+def _number(value: object, name: str, wanted: str) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        shown = "missing" if value is None else repr(value)
+        raise ValueError(f"{name} is {shown}; write {wanted}") from None

@@ -13,6 +13,7 @@ from orchestrator.core.model import ModelProfile
 from orchestrator.core.slot import RunEvent, SlotRecord
 from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.simulation.backend import SimulatedBackend, SimulationOptions
+from orchestrator.simulation.traces import TraceEvent
 from orchestrator.strategies.registry import Strategy
 from orchestrator.whatif.scenario import Scenario
 from orchestrator.whatif.traces import traces_of
@@ -48,6 +49,7 @@ class Simulated:
 
     loop: ControlLoop
     backend: SimulatedBackend
+    traces: tuple[TraceEvent, ...] = ()
     records: list[SlotRecord] = field(default_factory=list)
     events: list[RunEvent] = field(default_factory=list)
 
@@ -76,6 +78,7 @@ def simulated(
     told = scenario or Scenario(seed=config.run.seed)
     cluster, model = figures_of(config, measured)
     feed = config.cluster.price_feed
+    traces = traces_of(config)
     steps = config.training.steps or _ENDLESS_STEPS
     num_samples = steps * config.training.global_batch
     backend = SimulatedBackend(
@@ -89,7 +92,7 @@ def simulated(
             max_team=config.control.max_team if config.cluster.source == "file" else MAX_TEAM,
             streams=told.streams,
         ),
-        traces_of(config),
+        traces,
     )
     records: list[SlotRecord] = []
     events: list[RunEvent] = []
@@ -114,4 +117,4 @@ def simulated(
         book=lambda journal: events.extend(journal.events),
         stopwatch=stopwatch,
     )
-    return Simulated(loop, backend, records, events)
+    return Simulated(loop, backend, traces, records, events)

@@ -1,8 +1,11 @@
 """Where the price of money of a run would start, how fast it follows, and the slack it needs."""
 
+from collections.abc import Sequence
+
 from orchestrator.config import RunConfig
+from orchestrator.control.alarms import low_cap_text
 from orchestrator.control.treasury import Treasury
-from orchestrator.core.slot import StepEstimate
+from orchestrator.core.slot import Candidate, StepEstimate
 from orchestrator.reports import figures
 
 
@@ -16,7 +19,7 @@ def pace_notes(config: RunConfig, treasury: Treasury, first: StepEstimate) -> li
 
     Source: docs/model.md, section 4.4.
     """
-    if not treasury.placeholder_usd:
+    if not treasury.placeholder_usd or not first.step_s:
         return []
     speedup = config.emulation.billing_speedup
     dollars = figures.usd(first.cost_usd_per_s * 3600 / speedup)
@@ -30,3 +33,34 @@ def pace_notes(config: RunConfig, treasury: Treasury, first: StepEstimate) -> li
         f"follows within {follows}; at most {figures.usd(treasury.line_usd)} and the bill of a "
         "slot are spent ahead of the average."
     ]
+
+
+def conflict_notes(config: RunConfig, treasury: Treasury, found: Sequence[Candidate]) -> list[str]:
+    """What the section ``budget`` asks and cannot have; a run says so once it has tried.
+
+    Args:
+        config: The whole file.
+        treasury: Of the first slot, once it is decided.
+        found: Plans that run and keep the limits.
+
+    Source: docs/model.md, section 4.6.
+    """
+    budget, speedup = config.budget, config.emulation.billing_speedup
+    notes = [f"budget.{text}." for text in (low_cap_text(treasury),) if text]
+    fastest = max((c.estimate.samples_per_s for c in found), default=0.0)
+    reached = treasury.reference_samples_per_s or fastest
+    if found and budget.min_samples_per_s > reached:
+        notes.append(
+            f"budget.min_samples_per_s is {budget.min_samples_per_s:g}, but "
+            f"{figures.number(reached)} samples/s can be had for the average budget, and "
+            f"{figures.number(fastest)} at most: both will be missed; lower it, or raise "
+            "budget.average_per_hour_usd."
+        )
+    least = min((c.estimate.cost_usd_per_s for c in found), default=0.0)
+    if not budget.allow_idle and least > treasury.budget_usd_per_s:
+        notes.append(
+            "budget.allow_idle is false, and the cheapest plan costs "
+            f"{figures.usd(least * 3600 / speedup)}/h, more than budget.average_per_hour_usd: the "
+            "average cannot be kept, only total_usd protects."
+        )
+    return notes

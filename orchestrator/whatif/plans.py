@@ -21,7 +21,7 @@ from orchestrator.reports.worth import Worth
 from orchestrator.storage import Json
 from orchestrator.strategies.registry import Strategy, make_strategy
 from orchestrator.whatif.loops import simulated
-from orchestrator.whatif.pace import pace_notes
+from orchestrator.whatif.pace import conflict_notes, pace_notes
 from orchestrator.whatif.traces import price_notes
 from orchestrator.whatif.worth import worth_beside
 
@@ -87,8 +87,9 @@ def what_if(config: RunConfig, measured: ModelProfile, *, stopwatch: Callable[[]
         timelines=tuple(timeline(looked.cost, g, chosen.plan.schedule) for g in chosen.plan.groups),
         notes=(
             *_notes(config, problem, rows),
-            *price_notes(config, problem.cluster),
+            *price_notes(config, told.traces, problem.cluster),
             *pace_notes(config, told.loop.treasury, chosen.estimate),
+            *conflict_notes(config, told.loop.treasury, seen),
             *_first_slot_notes(record),
         ),
         worth=worth_beside(problem, [chosen, *seen], looked.limits, billing_speedup=speedup),

@@ -1,5 +1,7 @@
 """What a file itself tells of its cluster's future: emulated events and the price feed."""
 
+from collections.abc import Iterable
+
 from orchestrator.config import RunConfig
 from orchestrator.core.cluster import ClusterState
 from orchestrator.errors import ConfigError
@@ -28,12 +30,14 @@ def traces_of(config: RunConfig) -> tuple[TraceEvent, ...]:
         raise ConfigError(f"{name}: {error}") from None
 
 
-def price_notes(config: RunConfig, cluster: ClusterState) -> list[str]:
+def price_notes(
+    config: RunConfig, traces: Iterable[TraceEvent], cluster: ClusterState
+) -> list[str]:
     """Which prices a plan was made at, where a feed has a say; ``cluster``: as planned for."""
     if config.cluster.price_feed is None:
         return []
     per_hour = 3600.0 / config.emulation.billing_speedup
-    read = {e.pool for e in traces_of(config) if e.at_s is not None and e.at_s <= 0}
+    read = {e.pool for e in traces if e.read and e.at_s is not None and e.at_s <= 0}
     shown = [
         f"{offer.pool} {figures.usd(offer.price_usd_per_s * per_hour)}/h"
         + ("" if offer.pool in read else " (its offer's, no row yet)")

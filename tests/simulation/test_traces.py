@@ -68,7 +68,7 @@ def test_a_price_feed_is_read_in_billed_seconds() -> None:
     assert (second.at_s, second.price_usd_per_s) == (10.0, pytest.approx(0.12))
 
 
-@pytest.mark.parametrize("bad", ["nan", "-1", "0", "inf"])
+@pytest.mark.parametrize("bad", ["nan", "-1", "0", "inf", "1e-300", "1e300"])
 def test_a_reading_that_is_no_price_is_passed_over_with_a_warning(
     bad: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -78,8 +78,21 @@ def test_a_reading_that_is_no_price_is_passed_over_with_a_warning(
 
 
 def test_a_broken_line_of_a_price_feed_is_named() -> None:
-    with pytest.raises(ValueError, match=r"line 3: .*needs the columns"):
-        price_trace(["time_s,pool,price_per_hour", "0,mid,1.0", "soon,mid,1.0"], {"mid"})
+    header = "time_s,pool,price_per_hour"
+    for line, message in (
+        ("soon,mid,1.0", r"line 3: time_s is 'soon'; write seconds since the start of the run"),
+        ("1700000000,mid,1.0", r"line 3: time_s is 1700000000; .*no seconds since 1970"),
+        ("nan,mid,1.0", r"line 3: time_s is nan; write seconds"),
+        ("0,mid,$1", r"line 3: price_per_hour is '\$1'; write a number of dollars"),
+        ("0,mid", r"line 3: price_per_hour is missing; write a number of dollars"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            price_trace([header, "0,mid,1.0", line], {"mid"})
+
+
+def test_spaces_after_commas_and_more_columns_do_no_harm() -> None:
+    (event,) = price_trace(["time_s, pool, price_per_hour, zone", "0, mid, 3.6, z1"], {"mid"})
+    assert (event.pool, event.price_usd_per_s) == ("mid", pytest.approx(0.001))
 
 
 def test_a_price_feed_without_its_header_or_of_another_cluster_is_refused() -> None:

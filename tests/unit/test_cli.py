@@ -232,6 +232,29 @@ def test_a_plan_above_the_budget_is_shown_with_one_that_keeps_it(
     assert any(share in note for note in data["notes"])
 
 
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("0,fast,3\n", "line 1 lacks pool, price_per_hour, time_s, but 0, fast, 3; the first"),
+        ("", "line 1 lacks pool, price_per_hour, time_s; the first line names the columns"),
+        ("time_s,pool,price_per_hour\n0,quick,3\n", "line 2: pool is 'quick'; write a pool of"),
+    ],
+)
+@pytest.mark.parametrize("command", ["validate", "plan"])
+def test_a_broken_price_feed_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    command: str,
+    lines: str,
+    message: str,
+) -> None:
+    (folder / "prices.csv").write_text(lines)
+    feed = ["--set", "cluster.source=file", "--set", "cluster.price_feed.path=prices.csv"]
+    assert lyray(monkeypatch, command, "run.yaml", *feed) == 2
+    assert f"cluster.price_feed.path 'prices.csv': {message}" in capsys.readouterr().err
+
+
 def test_a_model_that_fits_on_no_device_is_infeasible(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,8 +63,24 @@ def broken_time(**changes):
         (broken_time(kind=3), "times[1].kind is 3; write text"),
         (broken_time(microbatch=10**30), "write a whole number from 1 to 1000000000"),
         (broken_time(forward_s=[0, 0, 0]), "times[1].forward_s is 0 in every layer"),
-        (broken_time(forward_s=[10**400, 0, 0]), "is a number of 401 digits; write a number from"),
-        (broken_time(forward_s=[math.nan, 0, 0]), "(layer 'layer0') is nan; write a number from"),
+        (broken_time(forward_s=[10**400, 0, 0]), "is a number of 401 digits; write a number of"),
+        (broken_time(forward_s=[math.nan, 0, 0]), "(layer 'layer0') is nan; write a number of"),
+        (
+            broken_time(forward_s=[1e-300, 0.1, 0.1]),
+            "times[1].forward_s[0] (layer 'layer0') is 1e-300; write a number of seconds, 0 or "
+            "1e-12 to 1e+06",
+        ),
+        (broken_time(update_s=[1e17, 0, 0]), "is 1e+17; write a number of seconds, 0 or 1e-12"),
+        (broken_time(backward_s=[0, 0, 0]), "times[1].backward_s is 0 in every layer"),
+        (
+            broken_time(forward_s=[1e-9] * 3, backward_s=[1e-9] * 3),
+            "both are in seconds: measure again, or leave out the wrong row",
+        ),
+        (
+            profile_file(forward_flop_per_sample=[1e-300] * 3),
+            "forward_flop_per_sample[0] (layer 'layer0') is 1e-300; write a number of FLOP",
+        ),
+        (profile_file(step_overhead_s=1e9), "step_overhead_s is 1000000000.0; write a number of"),
         (profile_file(times=[*profile_file()["times"]] * 2), "stand 2 times; keep one row"),
         (profile_file(sizes=[*profile_file()["sizes"]] * 2), "the sizes of team 1 stand 2 times"),
         (

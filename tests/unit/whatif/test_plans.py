@@ -137,3 +137,21 @@ def test_a_run_that_waits_at_first_is_shown_as_waiting_with_its_reason() -> None
     assert found.chosen.plan.is_idle
     assert any(n.startswith("Nothing would run at first: budget") for n in found.notes)
     assert any(row.strategy == "joint fastest" for row in found.rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("budget.min_samples_per_s=1000", "budget.min_samples_per_s is 1000, but"),
+        ("budget.queue_cap=0.00001", "budget.queue_cap: 1e-05 $ lies below the backlog of"),
+        ("budget.allow_idle=false", "budget.allow_idle is false, and the cheapest plan costs"),
+    ],
+)
+def test_what_the_budget_asks_and_cannot_have_is_said_before_a_run(
+    change: str, message: str
+) -> None:
+    poor = (*TWO_POOLS, "budget.average_per_hour_usd=0.3")
+    plain = what_if(RunConfig.parse(TEXT, poor), _two_kinds(), stopwatch=lambda: 0.0)
+    asked = what_if(RunConfig.parse(TEXT, (*poor, change)), _two_kinds(), stopwatch=lambda: 0.0)
+    assert not any(note.startswith(message) for note in plain.notes)
+    assert any(note.startswith(message) for note in asked.notes)

@@ -32,8 +32,8 @@ from orchestrator.strategies.registry import make_strategy
 RECIPES = ("even-split", "proportional", "even-pipeline", "balanced-pipeline")
 """Strategies that ask nothing of money: their plan of every state."""
 
-TAU_RELAXATIONS = 64.0
-"""Time constant of our own control law."""
+TAU_RELAXATIONS = 16.0
+"""Time constant of our own control law, as in ``benchmarks.control_law``."""
 
 
 def policy(table: PlanTable, choose: Callable[[FloatArray, FloatArray], int]) -> FloatArray:

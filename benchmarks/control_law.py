@@ -21,10 +21,15 @@ from orchestrator.simulation.environments import FloatArray, IntArray
 from orchestrator.simulation.table import PlanTable, TableControl, TableRun, run_table
 
 TAU_RELAXATIONS = 16.0
-"""Time constant of the steady-state figures, in relaxation times of the environment."""
+"""Time constant of the steady-state figures, in relaxation times of the environment: what
+``kappa: auto`` gives a week of the reference world, H/20 of 168 h. The gap falls as 1/tau_V, so
+less than about 10 miss the bar in this world; ``gap_at_8_pct`` shows the shortest one asked for."""
+
+LEAST_RELAXATIONS = 8.0
 
 SLOPE_TAUS = (16.0, 32.0, 64.0, 128.0)
-"""Time constants of the slopes, in relaxation times; states drawn anew relax in one slot."""
+"""Time constants of the slopes, in relaxation times; states drawn anew relax in one slot. Below
+the first one the backlog swings over all prices of the frontier, and the law is flatter."""
 
 FINEST_PCT = 0.1
 """The slopes are fitted down to this gap."""
@@ -179,6 +184,8 @@ def run(options: argparse.Namespace) -> Result:
     started_s = time.process_time()
     steady = run_table(setting.table, state_T, control)
     slots_per_cpu_s = num_slots / (time.process_time() - started_s)
+    short_control = setting.control(weight * LEAST_RELAXATIONS / TAU_RELAXATIONS)
+    short = run_table(setting.table, state_T, short_control)
     cold_control = replace(control, backlog_usd=0.0)
     cold = run_table(setting.table, state_T[: num_slots // 3], cold_control)
     broken, use_pct = 0, 0.0
@@ -202,6 +209,7 @@ def run(options: argparse.Namespace) -> Result:
             "<= 1.001",
         ),
         Figure("gap_pct", setting.gap_pct(steady, state_T, control), "%", "<= 0.5"),
+        Figure("gap_at_8_pct", setting.gap_pct(short, state_T, short_control), "%"),
         Figure("tau_v_relaxations", tau_slots / setting.relaxation_slots, "1", ">= 8"),
         Figure("slope_markov", slope_markov, "1", "<= -0.6"),
         Figure("slope_iid", slope_iid, "1", "<= -1"),

@@ -20,7 +20,8 @@ from orchestrator.planning.queues import Queues
 from orchestrator.simulation.environments import FloatArray, IntArray
 
 STEPS_A_FRAME = 3
-"""20 to 130 s, about a slot: a plan chosen for longer meets states that it was not chosen for."""
+"""20 to 130 s, about a slot: a plan chosen for longer meets states that it was not chosen for, and
+no rule mends that (share of the oracle: 99.4 % at 1 step, 98.9 at 3, 98.1 at 6, 96.7 at 12)."""
 
 TAU_RELAXATIONS = 16.0
 BURN_IN_SHARE = 0.1

@@ -7,6 +7,7 @@ from orchestrator.core.cluster import ClusterState, make_team
 from orchestrator.core.plan import Group, Stage
 from orchestrator.planning.blocks import with_surcharges, without_surcharges
 from orchestrator.planning.cost import CostModel
+from orchestrator.strategies.joint import Joint
 
 DEVICES = [make_device(f"gpu-{i}", node_id="node") for i in range(3)]
 BASE = make_cluster(DEVICES, price_usd_per_s=2.0)
@@ -90,3 +91,22 @@ def test_the_score_counts_surcharges_and_the_cost_shown_does_not() -> None:
     )
     plain = CostModel(replace(problem, cluster=without_surcharges(state)))
     assert plain.evaluate(groups, "1f1b") == replace(estimate, surcharge_usd_per_s=0.0)
+
+
+@pytest.mark.parametrize("num_devices", [3, 40])
+def test_a_search_takes_the_devices_that_are_paid_ahead_and_leaves_their_like(
+    num_devices: int,
+) -> None:
+    """2 samples/s for 2 $/s at 1.5 samples/$: a loss, but not where half of it is paid."""
+    devices = [make_device(f"gpu-{i}", node_id=f"node-{i // 4}") for i in range(num_devices)]
+    base = make_cluster(devices, price_usd_per_s=2.0)
+    hourly = replace(base, offers=(replace(base.offers[0], quantum_s=3600.0),))
+    held = [f"gpu-{i}" for i in (1, num_devices - 1)]
+    state = with_surcharges(
+        hourly, dict.fromkeys(held, 300.0), horizon_s=600.0, slot_s=60.0, prepaid_is_free=True
+    )
+    problem = make_problem(
+        state, make_profile({"gpu": [1 / 12] * 2}), batch_samples=64, backlog_usd=1.5
+    )
+    best = Joint().propose(replace(problem, penalty_weight=1.0), out_of_time=lambda: False)[0]
+    assert sorted(best.plan.device_ids) == sorted(held)

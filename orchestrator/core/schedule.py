@@ -1,6 +1,6 @@
 """A group's Program: per stage the ordered instructions that workers and simulator execute."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.plan import Group
@@ -129,7 +129,7 @@ def _check_stage(s: int, todo: Sequence[Instruction], num_microbatches: int) -> 
 
 
 def list_schedule(
-    release_s: Sequence[float], duration_s: Sequence[float], owners: Sequence[Sequence[int]]
+    release_s: Sequence[float], duration_s: Sequence[float], owners: Sequence[Sequence[Hashable]]
 ) -> tuple[float, ...]:
     """Finish time of each gradient sum: taken by release time, each occupies all its owners.
 
@@ -140,10 +140,10 @@ def list_schedule(
 
     Source: docs/model.md, section 3.6.
     """
-    free_s: dict[int, float] = {}
+    free_s: dict[Hashable, float] = {}
     finish_s = [0.0] * len(release_s)
     for z in sorted(range(len(release_s)), key=lambda z: (release_s[z], z)):
-        start = max([release_s[z], *(free_s.get(o, 0.0) for o in owners[z])])
+        start = max([release_s[z], *[free_s.get(o, 0.0) for o in owners[z]]])
         finish_s[z] = start + duration_s[z]
         free_s.update(dict.fromkeys(owners[z], finish_s[z]))
     return tuple(finish_s)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.plan import Group, Stage
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.sums import Alike
+from orchestrator.planning.sums import Alike, alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class AlikeSet:
     @property
     def alike(self) -> Alike:
         """As the cost model takes it."""
-        twin = self.twin or self.group
-        return Alike(self.count, tuple(stage.team for stage in twin.stages))
+        first, twin = alone(self.group), alone(self.twin or self.group)
+        return Alike(self.count, twin.first, first.first)
 
 
 def alike_sets(cost: CostModel, groups: Sequence[Group]) -> tuple[AlikeSet, ...]:

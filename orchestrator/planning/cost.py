@@ -2,15 +2,24 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import NamedTuple, Self
 
 from orchestrator.core.cluster import Team
-from orchestrator.core.plan import Group
+from orchestrator.core.plan import Group, Stage
 from orchestrator.core.slot import IDLE_ESTIMATE, PlanningProblem, StepEstimate
 from orchestrator.planning.cutting import CuttingTables
-from orchestrator.planning.groups import GroupModel
+from orchestrator.planning.groups import GroupFigures, GroupModel
+from orchestrator.planning.identity import ByIdentity
 from orchestrator.planning.sums import Alike, GradientSums
 from orchestrator.planning.traffic import Traffic, least_traffic
+
+
+class _Money(NamedTuple):
+    """What a group costs whatever its time."""
+
+    usd_per_s: float  # of its devices, beyond what is paid for their presence
+    surcharge_usd_per_s: float
+    entry_usd_per_sample: float
 
 
 class CostModel(GroupModel):
@@ -27,7 +36,7 @@ class CostModel(GroupModel):
         self.exact_ends_s: dict[tuple[object, ...], tuple[float, ...]] = {}  # of event
         self._sums = GradientSums(self.tables, problem.cluster)
         self._prices: dict[tuple[str, ...], float] = {}  # of teams
-        self._is_surcharged = _is_surcharged(problem)
+        self._money = ByIdentity(self._money_of)  # of groups, by their stages
 
     def following(self, problem: PlanningProblem) -> Self | None:
         """See ``GroupModel.following``; sums and prices are those of the new cluster."""
@@ -35,8 +44,7 @@ class CostModel(GroupModel):
         if other is None:
             return None
         other.standing_usd_per_s = problem.cluster.standing_usd_per_s
-        other._prices = {}
-        other._is_surcharged = _is_surcharged(problem)
+        other._prices, other._money = {}, ByIdentity(other._money_of)
         other.cutting = self.cutting.following(other)
         if problem.cluster.devices != self.problem.cluster.devices or (
             problem.cluster.links != self.problem.cluster.links
@@ -79,7 +87,7 @@ class CostModel(GroupModel):
             groups: Need not fit memory; ``memory_error`` says so.
             schedule: Of every group's pipeline.
             alike: For how many groups each stands; None: for itself. Figures per device are
-                then those of the groups given.
+                then left out.
             stage_ends_s: Per group and stage, when its last backward ends, where known
                 better than in closed form.
         """
@@ -90,7 +98,7 @@ class CostModel(GroupModel):
         group_s = tuple(map(max, ends_s))
         slowest_s = max(group_s)
         sync_s, sums_usd = self._sync(groups, alike, ends_s, slowest_s)
-        update_s = max(f.update_s for f in figures) + self.problem.model.step_overhead_s
+        update_s = max([f.update_s for f in figures]) + self.problem.model.step_overhead_s
         step_s = slowest_s + sync_s + update_s
         count_G = [a.num_groups for a in alike] if alike else [1] * len(groups)
         egress_usd = sums_usd
@@ -101,12 +109,10 @@ class CostModel(GroupModel):
             devices += count * len(figure.compute_s)
             busy_s += count * figure.busy_s
             egress_usd += count * figure.egress_usd
-            price_usd_per_s += count * sum(
-                [self._team_usd_per_s(stage.team.device_ids) for stage in group.stages]
-            )
-            if self._is_surcharged:
-                surcharge_usd_per_s += count * self.surcharge_usd_per_s(group.device_ids)
-                entry_usd += count * group.num_samples * self.entry_usd(group.stages[0].team)
+            money = self._money.of(group.stages)
+            price_usd_per_s += count * money.usd_per_s
+            surcharge_usd_per_s += count * money.surcharge_usd_per_s
+            entry_usd += count * group.num_samples * money.entry_usd_per_sample
         return StepEstimate(
             step_s=step_s,
             samples_per_s=samples / step_s,
@@ -117,21 +123,18 @@ class CostModel(GroupModel):
             sync_s=sync_s,
             update_s=update_s,
             egress_usd_per_s=egress_usd / step_s,
-            peak_memory_bytes=tuple(
-                (device, round(peak))
-                for group, figure in zip(groups, figures, strict=True)
-                for stage, peak in zip(
-                    group.stages, figure.peaks_bytes[sum(count_G) > 1], strict=True
-                )
-                for device in stage.team.device_ids
-            ),
-            compute_s=tuple(
-                pair
-                for group, figure in zip(groups, figures, strict=True)
-                for pair in zip(group.device_ids, figure.compute_s, strict=True)
-            ),
+            peak_memory_bytes=() if alike else _peaks_bytes(groups, figures),
+            compute_s=() if alike else _compute_s(groups, figures),
             interpolated=any(f.interpolated for f in figures),
             surcharge_usd_per_s=surcharge_usd_per_s + entry_usd / step_s,
+        )
+
+    def _money_of(self, stages: tuple[Stage, ...]) -> "_Money":
+        devices = [d for stage in stages for d in stage.team.device_ids]
+        return _Money(
+            sum([self._team_usd_per_s(stage.team.device_ids) for stage in stages]),
+            self.surcharge_usd_per_s(devices),
+            self.entry_usd(stages[0].team),
         )
 
     def _team_usd_per_s(self, device_ids: tuple[str, ...]) -> float:
@@ -167,12 +170,8 @@ class CostModel(GroupModel):
         """Seconds that gradient sums last beyond the slowest group, and their egress in dollars."""
         if not self.problem.overlap:
             return self._sums.together(groups, alike)
-        sums = self._sums.of(groups, alike)
-        release_s = [max(ends_s[g][s] for g, s in z.owners) for z in sums]
-        return (
-            max(0.0, self._sums.last_finish_s(groups, sums, release_s) - slowest_s),
-            sum(z.egress_usd for z in sums),
-        )
+        finish_s, egress_usd = self._sums.finish(groups, alike, ends_s)
+        return max(0.0, finish_s - slowest_s), egress_usd
 
     def balanced_sync_s(self, groups: Sequence[Group], alike: Sequence[Alike]) -> float:
         """About what gradient sums would take if cuts gave every stage as much of them."""
@@ -190,6 +189,24 @@ class CostModel(GroupModel):
         )
 
 
-def _is_surcharged(problem: PlanningProblem) -> bool:
-    devices = problem.cluster.devices
-    return any(d.surcharge_usd_per_s or d.entry_usd_per_sample for d in devices)
+def _peaks_bytes(
+    groups: Sequence[Group], figures: Sequence[GroupFigures]
+) -> tuple[tuple[str, int], ...]:
+    """Peak of every device."""
+    return tuple(
+        (device, round(peak))
+        for group, figure in zip(groups, figures, strict=True)
+        for stage, peak in zip(group.stages, figure.peaks_bytes[len(groups) > 1], strict=True)
+        for device in stage.team.device_ids
+    )
+
+
+def _compute_s(
+    groups: Sequence[Group], figures: Sequence[GroupFigures]
+) -> tuple[tuple[str, float], ...]:
+    """What every device computes in a step."""
+    return tuple(
+        pair
+        for group, figure in zip(groups, figures, strict=True)
+        for pair in zip(group.device_ids, figure.compute_s, strict=True)
+    )

@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from orchestrator.planning.curves import Option
-from orchestrator.planning.waterfill import Ladder, as_microbatches, deal_samples, level_s
-
-LEVEL_TOLERANCE = 1e-9
-"""Relative; how closely the common end is bracketed before shares become whole."""
+from orchestrator.planning.waterfill import Ladder, as_microbatches, deal_samples, fill
 
 
 class Dealt(NamedTuple):
@@ -64,27 +61,13 @@ def _deal_sets(
     options_K: Sequence[Option], count_K: Sequence[int], batch_samples: int, *, fine: bool
 ) -> tuple[Dealt, ...] | None:
     ladders = [_ladder(o, c, fine=fine) for o, c in zip(options_K, count_K, strict=True)]
-
-    latest_s = max(k.end_s(min(k.most, batch_samples)) for k in ladders)
-    level = level_s(ladders, batch_samples, (0.0, latest_s), tolerance=LEVEL_TOLERANCE)
-    if level is None or sum(count_K) > batch_samples:
+    filled = fill(ladders, batch_samples)
+    if filled is None:
         return None
-    units_K = [k.units_by(level[1]) for k in ladders]
-    surplus = sum(k.num_groups * k.unit * n for k, n in zip(ladders, units_K, strict=True))
-    surplus -= batch_samples
-    cut = 0, 0, 0  # a set, groups that get one unit less, samples that one more group lacks
-    while surplus:
-        shrinkable = [k for k, n in enumerate(units_K) if n > 1]
-        if not shrinkable:
-            return None  # fewer samples than one microbatch a group: these are dealt singly
-        k = max(shrinkable, key=lambda k: (ladders[k].end_s(units_K[k]), k))
-        whole, rest = divmod(surplus, ladders[k].unit)
-        if whole < ladders[k].num_groups:
-            cut = k, whole, rest
-            break
-        units_K[k] -= 1
-        surplus -= ladders[k].num_groups * ladders[k].unit
-    return tuple(_shares(options_K, ladders, units_K, cut))
+    units_K, last, surplus = filled
+    # Groups of the last set that get one unit less, and samples that one more of them lacks.
+    whole, rest = divmod(surplus, ladders[last].unit)
+    return tuple(_shares(options_K, ladders, units_K, (last, whole, rest)))
 
 
 def _ladder(option: Option, count: int, *, fine: bool) -> Ladder:

@@ -7,8 +7,8 @@ import numpy as np
 
 from orchestrator.core.plan import Group, Plan
 from orchestrator.planning.roster import Chain, Grouping, Roster, dealt_out
+from orchestrator.planning.space import ChainSet, Trial
 from orchestrator.planning.sums import Alike
-from orchestrator.planning.trials import ChainSet, Trial
 
 MAX_NEIGHBOURS = 150
 """Moves tried from one grouping; more are sampled."""
@@ -94,28 +94,28 @@ class DeviceSpace:
         found = []
         for chain in state:
             teams = tuple([self.teams[team] for team in chain])
-            found.append(ChainSet(teams, Alike(1, teams)))
+            found.append(ChainSet(teams, Alike(1, teams, teams)))
         return found
 
     def used(self, state: Grouping) -> list[tuple[int, int]]:
         """Every team of the grouping, once."""
         return [(team, 1) for chain in state for team in chain]
 
-    def of_plan(self, plan: Plan) -> Grouping | None:
-        """The canonical grouping; None when a device has left or its team is not offered."""
+    def of_plan(self, plan: Plan) -> Sequence[Grouping]:
+        """The canonical grouping; none when a device has left or its team is not offered."""
         chains = []
         for group in plan.groups:
             chain = []
             for stage in group.stages:
                 devices = [self.roster.index_of(d) for d in stage.team.device_ids]
                 if None in devices:
-                    return None
+                    return ()
                 team = self.roster.team_of.get(tuple(sorted(d for d in devices if d is not None)))
                 if team is None:
-                    return None
+                    return ()
                 chain.append(team)
             chains.append(tuple(chain))
-        return self.roster.canonical(tuple(sorted(chains)))
+        return (self.roster.canonical(tuple(sorted(chains))),)
 
     def placed(self, trial: Trial, incumbent: Plan | None) -> tuple[Group, ...]:
         """The trial's groups on those of the alike devices that hold their layers already."""

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Self
 
 from orchestrator.core.cluster import Device, Link, Team
 from orchestrator.core.plan import Group, Stage
 from orchestrator.core.slot import PlanningProblem
+from orchestrator.planning.identity import MAX_KEPT, ByIdentity
 from orchestrator.planning.memory import MemoryModel
 from orchestrator.planning.pipeline import (
     Chain,
@@ -19,9 +21,6 @@ from orchestrator.planning.pipeline import (
     pipeline_s,
 )
 from orchestrator.planning.tables import LayerTables
-
-MAX_KEPT = 200_000
-"""Figures of groups that one model after the other may pile up."""
 
 SLOW_LINK_RATIO = 0.10  # of the longest stage: from here on more microbatches are kept in flight
 
@@ -80,6 +79,7 @@ class GroupModel:
         self._chains: dict[tuple[object, ...], _ChainFigures] = {}
         self._inflight: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._figures: dict[tuple[object, ...], GroupFigures] = {}
+        self._seen: dict[str, ByIdentity[Group, GroupFigures]] = {}  # by schedule
 
     def following(self, problem: PlanningProblem) -> Self | None:
         """The model of a later problem, with all that is still true of teams and links there.
@@ -99,6 +99,7 @@ class GroupModel:
         other = copy(self)
         other.problem, other.memory = problem, self.memory.following(problem)
         other._alike, other._borders, other._slowdowns, other._links = {}, {}, {}, {}
+        other._seen = {}
         return other
 
     def device(self, team: Team) -> Device:
@@ -281,6 +282,12 @@ class GroupModel:
 
     def figures(self, group: Group, schedule: str) -> GroupFigures:
         """What a group costs by itself."""
+        seen = self._seen.get(schedule)
+        if seen is None:
+            seen = self._seen[schedule] = ByIdentity(partial(self._figures_of, schedule))
+        return seen.of(group)
+
+    def _figures_of(self, schedule: str, group: Group) -> GroupFigures:
         key = (
             self.key(group.stages),
             tuple([s.inflight for s in group.stages]),

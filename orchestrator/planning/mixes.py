@@ -1,7 +1,9 @@
 """Class by class: which mixes of templates the search starts from, and moves to."""
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import combinations, product
 
 import numpy as np
@@ -20,7 +22,7 @@ FEW_CLASSES = 5
 """So many are chained two by two, and left out of the first guesses, in every way."""
 
 
-def seeds(stock: Stock, seconds_per_sample: Sequence[float]) -> list[Mix]:
+def seeds(stock: Stock, seconds_per_sample: Sequence[float]) -> Iterator[Mix]:
     """All devices in one shape each, then chains over several classes; all that fit.
 
     Args:
@@ -32,24 +34,31 @@ def seeds(stock: Stock, seconds_per_sample: Sequence[float]) -> list[Mix]:
         for c, one in enumerate(stock.classes)
     ]
     fastest = sorted(range(len(stock.classes)), key=lambda c: (speed[c], c))
-    found: list[Mix] = []
-    sizes = sorted({size for _, size in stock.pieces})
-    for size, depth in product(sizes, DEPTHS):
+    seen: set[Mix] = set()
+    for mix in _guesses(stock, fastest):
+        if mix and mix not in seen and stock.fits(mix):
+            seen.add(mix)
+            yield mix
+
+
+def _guesses(stock: Stock, fastest: Sequence[int]) -> Iterator[Mix]:
+    for size, depth in product(sorted({size for _, size in stock.pieces}), DEPTHS):
         chosen = [
             (template, count)
             for c in fastest
             for template in [((c, size),) * depth]
             if (c, size) in stock.index_of and (count := stock.most(template))
         ]
-        found += [make_mix(dict(some)) for some in _some_of(chosen, every=depth == 1)]
+        for some in _some_of(chosen, every=depth == 1):
+            yield make_mix(dict(some))
     for template in _across(stock, fastest):
-        found += [_filled(stock, template, fastest), make_mix({template: stock.most(template)})]
+        yield _filled(stock, template, fastest)
+        yield make_mix({template: stock.most(template)})
     devices = [c for c in fastest for _ in range(stock.classes[c].num_devices)]
     for depth in DEPTHS[1:]:
         if num_groups := len(devices) // depth:
             chains = (tuple((c, 1) for c in hand) for hand in dealt_out(devices, num_groups))
-            found.append(make_mix(Counter(chains)))
-    return [mix for mix in dict.fromkeys(found) if mix and stock.fits(mix)]
+            yield make_mix(Counter(chains))
 
 
 def _some_of(
@@ -128,14 +137,9 @@ def near(stock: Stock, state: Mix, longest: int, rng: np.random.Generator) -> It
     """
     seen = {state}
     for share, most in SHARES:
-        moves = [
-            *_changed(stock, state, share),
-            *_fewer(state, share),
-            *_more(stock, state, share),
-            *_merged(state, share),
-        ]
-        for index in rng.permutation(len(moves))[:most]:
-            mix = make_mix(moves[index])
+        moves = _Moves(stock, state, share)
+        for index in rng.permutation(len(moves))[:most].tolist():
+            mix = make_mix(moves.build(index))
             if mix in seen or any(len(template) > longest for template, _ in mix):
                 continue
             seen.add(mix)
@@ -143,88 +147,113 @@ def near(stock: Stock, state: Mix, longest: int, rng: np.random.Generator) -> It
                 yield mix
 
 
-def _changed(stock: Stock, state: Mix, share: float) -> Iterator[dict[Template, int]]:
-    """Some groups of a template follow another one, or two."""
-    for template, count in state:
-        others: list[tuple[Template, ...]] = [
-            (other,)
-            for other in (
-                *_with_other_pieces(stock, template),
-                *_with_other_teams(stock, template),
-                *_reordered(template),
-            )
-        ]
-        others += [(template[:p], template[p:]) for p in range(1, len(template))]
-        moved = _part(count, share)
-        for instead in others:
-            changed = {**dict(state), template: count - moved}
-            for other in instead:
-                changed[other] = changed.get(other, 0) + moved
-            yield changed
+_Build = Callable[[int], dict[Template, int]]
+"""From a number below a count to the groups that a move leaves."""
 
 
-def _with_other_pieces(stock: Stock, template: Template) -> Iterator[Template]:
-    """One piece more, less or another one."""
-    for p in range(len(template)):
-        if len(template) > 1:
-            yield (*template[:p], *template[p + 1 :])
-        for piece in stock.pieces:
-            yield (*template[:p], piece, *template[p:])
-            if piece != template[p]:
-                yield (*template[:p], piece, *template[p + 1 :])
-    for piece in stock.pieces:
-        yield (*template, piece)
+class _Moves:
+    """All moves from a mix, numbered: there are thousands, of which few are ever built."""
+
+    def __init__(self, stock: Stock, state: Mix, share: float) -> None:
+        self._stock, self._state, self._share = stock, state, share
+        self._base, self._blocks = dict(state), list[_Build]()
+        self._firsts = [0]
+        for template, count in state:
+            few = [*_split(template), *_with_other_teams(stock, template), *_reordered(template)]
+            self._add(len(few), partial(self._followed, template, count, few.__getitem__))
+            many = (2 * len(template) + 1) * len(stock.pieces)
+            other = partial(_with_piece, stock, template)
+            self._add(many, partial(self._followed, template, count, other))
+        self._add(len(state), self._fewer)
+        singles = [(piece,) for piece in stock.pieces if (piece,) not in self._base]
+        self._wanted: list[Template] = [*self._base, *singles]
+        self._add(len(self._wanted), self._more)
+        self._add(len(state) ** 2, self._merged)
+
+    def _add(self, count: int, build: _Build) -> None:
+        self._blocks.append(build)
+        self._firsts.append(self._firsts[-1] + count)
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    def build(self, index: int) -> dict[Template, int]:
+        """Numbers of groups after a move; as before when it changes nothing."""
+        block = bisect_right(self._firsts, index) - 1
+        return self._blocks[block](index - self._firsts[block])
+
+    def _followed(
+        self,
+        template: Template,
+        count: int,
+        instead: Callable[[int], tuple[Template, ...]],
+        index: int,
+    ) -> dict[Template, int]:
+        """Some groups of a template follow another one, or two."""
+        moved = self._part(count)
+        changed = {**self._base, template: count - moved}
+        for other in instead(index):
+            changed[other] = changed.get(other, 0) + moved
+        return changed
+
+    def _fewer(self, index: int) -> dict[Template, int]:
+        template, count = self._state[index]
+        return {**self._base, template: count - self._part(count)}
+
+    def _more(self, index: int) -> dict[Template, int]:
+        """More groups of a template, or of one device or team alone."""
+        template = self._wanted[index]
+        room = self._stock.room(self._state, template)
+        return {
+            **self._base,
+            template: self._base.get(template, 0) + (self._part(room) if room else 0),
+        }
+
+    def _merged(self, index: int) -> dict[Template, int]:
+        """Groups of two templates, or pairs of one, become chains of both."""
+        (one, n), (two, m) = (self._state[i] for i in divmod(index, len(self._state)))
+        changed = dict(self._base)
+        if pairs := n // 2 if one == two else min(n, m):
+            moved = self._part(pairs)
+            changed[one] -= moved
+            changed[two] -= moved
+            changed[one + two] = changed.get(one + two, 0) + moved
+        return changed
+
+    def _part(self, count: int) -> int:
+        """The share of a number of groups, at least one."""
+        return max(1, int(self._share * count))
 
 
-def _with_other_teams(stock: Stock, template: Template) -> Iterator[Template]:
+def _with_piece(stock: Stock, template: Template, index: int) -> tuple[Template]:
+    """One piece more, or another one in the place of one."""
+    place, number = divmod(index, len(stock.pieces))
+    p, instead = place // 2, place % 2
+    return ((*template[:p], stock.pieces[number], *template[p + instead :]),)
+
+
+def _split(template: Template) -> Iterator[tuple[Template, ...]]:
+    """One piece less, or two chains."""
+    if len(template) > 1:
+        yield from ((template[:p] + template[p + 1 :],) for p in range(len(template)))
+        yield from ((template[:p], template[p:]) for p in range(1, len(template)))
+
+
+def _with_other_teams(stock: Stock, template: Template) -> Iterator[tuple[Template]]:
     """Two neighbours joined to one team, or a team parted into two neighbours."""
     for p, (c, size) in enumerate(template):
         if (c, 2 * size) in stock.index_of and template[p + 1 : p + 2] == ((c, size),):
-            yield (*template[:p], (c, 2 * size), *template[p + 2 :])
+            yield ((*template[:p], (c, 2 * size), *template[p + 2 :]),)
         if size > 1 and (c, size // 2) in stock.index_of:
-            yield (*template[:p], (c, size // 2), (c, size // 2), *template[p + 1 :])
+            yield ((*template[:p], (c, size // 2), (c, size // 2), *template[p + 1 :]),)
 
 
-def _reordered(template: Template) -> Iterator[Template]:
+def _reordered(template: Template) -> Iterator[tuple[Template]]:
     """Two pieces swapped, or all of them reversed."""
     for p, q in combinations(range(len(template)), 2):
         if template[q] != template[p]:
             pieces = list(template)
             pieces[p], pieces[q] = pieces[q], pieces[p]
-            yield tuple(pieces)
+            yield (tuple(pieces),)
     if len(template) > 1:
-        yield template[::-1]
-
-
-def _fewer(state: Mix, share: float) -> Iterator[dict[Template, int]]:
-    for template, count in state:
-        left = {**dict(state), template: count - _part(count, share)}
-        if any(left.values()):
-            yield left
-
-
-def _more(stock: Stock, state: Mix, share: float) -> Iterator[dict[Template, int]]:
-    """More groups of a template, or of one device or team alone."""
-    base = dict(state)
-    singles = [(piece,) for piece in stock.pieces if (piece,) not in base]
-    for template in [*base, *singles]:
-        if most := stock.room(state, template):
-            yield {**base, template: base.get(template, 0) + _part(most, share)}
-
-
-def _merged(state: Mix, share: float) -> Iterator[dict[Template, int]]:
-    """Groups of two templates, or pairs of one, become chains of both."""
-    for (one, n), (two, m) in product(state, repeat=2):
-        pairs = n // 2 if one == two else min(n, m)
-        if not pairs:
-            continue
-        changed, moved = dict(state), _part(pairs, share)
-        changed[one] -= moved
-        changed[two] -= moved
-        changed[one + two] = changed.get(one + two, 0) + moved
-        yield changed
-
-
-def _part(count: int, share: float) -> int:
-    """That share of a number of groups, at least one."""
-    return max(1, int(share * count))
+        yield (template[::-1],)

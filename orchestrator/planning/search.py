@@ -1,6 +1,6 @@
 """Tentative search: climb from first guesses over moves of devices, kick, remember the elite."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import chain, takewhile
@@ -9,7 +9,9 @@ from math import inf
 import numpy as np
 
 from orchestrator.core.slot import StepEstimate
-from orchestrator.planning.trials import Evaluate, Evaluator, State, Trial, Variation
+from orchestrator.planning.space import State, Trial
+from orchestrator.planning.trials import Evaluate, Evaluator
+from orchestrator.planning.variations import Variation
 
 NUM_RUNS = 2
 """Climbs from unlike first guesses; one is enough from the plan that an earlier search found."""
@@ -97,14 +99,14 @@ class Search:
             seed: Of the random order of moves and of the kicks.
             kicks: How many, where there are starts.
         """
-        known = [trial for trial in map(self._look, starts) if trial]
+        known: list[Trial] = []
+        for start in sorted(starts, key=self._most, reverse=True):
+            if not known or self._promises(start, max(map(self.score, known))):
+                known += [trial] if (trial := self._look(start)) else []
         if known:
             rng = np.random.Generator(np.random.PCG64((seed, 0)))
-            best = self._climb(max(known, key=self.score), rng)
-            fresh = max(self._first_guesses(), key=self.score, default=None)
-            if fresh and self.score(fresh) > self.score(best):
-                best = self._climb(fresh, rng)
-            self._kick_on(best, rng, kicks)
+            best = max([*known, *self._first_guesses()], key=self.score)
+            self._kick_on(self._climb(best, rng), rng, kicks)
         else:
             first = sorted(self._first_guesses(), key=self.score, reverse=True)
             for run, guess in enumerate(first[:NUM_RUNS]):
@@ -121,9 +123,18 @@ class Search:
 
     def _first_guesses(self) -> list[Trial]:
         """The most promising first guesses, polished."""
-        guesses = self._evaluator.space.seeds(self._evaluator.seconds_per_sample)
+        guesses = list(
+            self._in_time(self._evaluator.space.seeds(self._evaluator.seconds_per_sample))
+        )
         ranked = self._ranked(guesses)[:NUM_POLISHED]
         return [trial for trial in map(self._look, ranked) if trial]
+
+    def _in_time(self, guesses: Iterable[State]) -> Iterator[State]:
+        """One, and as many more as there is time for."""
+        for guess in guesses:
+            yield guess
+            if self._out_of_time():
+                return
 
     def _ranked(self, guesses: Sequence[State]) -> list[State]:
         """Those that fit, best first before any polish, while there is time.
@@ -195,7 +206,7 @@ class Search:
 
     def polish(self, trial: Trial, evaluate: Evaluate) -> Trial:
         """Move boundaries, sizes and samples while J rises, as ``evaluate`` sees it."""
-        return self._ascend(trial, self._evaluator.variations, evaluate)
+        return self._ascend(trial, self._evaluator.variations.all, evaluate)
 
     def _ascend(
         self, trial: Trial, variations: Callable[[Trial], list[Variation]], evaluate: Evaluate
@@ -245,7 +256,9 @@ class Search:
         if trial is None:
             trial = max(self._evaluator.trials(state), key=self.score, default=None)
             if trial and (best is None or self._may_beat(trial, best)):
-                trial = self._ascend(trial, self._evaluator.recuts, self._evaluator.estimate)
+                trial = self._ascend(
+                    trial, self._evaluator.variations.of_cuts, self._evaluator.estimate
+                )
                 if best is None or self.score(trial) >= self.score(best) - self._margin(trial):
                     trial = polished[state] = self.polish(trial, self._evaluator.estimate)
                 self._elite[state] = trial

@@ -1,12 +1,12 @@
 """Gradient sums between groups with different cuts: which there are, their time and cost."""
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from orchestrator.core.cluster import ClusterState, Device, Link, Team
-from orchestrator.core.plan import Group, Segment, segments
+from orchestrator.core.plan import Group, Segment, Stage, segments
 from orchestrator.core.schedule import list_schedule
+from orchestrator.planning.identity import MAX_KEPT, ByIdentity
 from orchestrator.planning.tables import LayerTables
 
 Owners = tuple[tuple[int, int], ...]
@@ -22,7 +22,13 @@ class Alike(NamedTuple):
 
     num_groups: int
     twin: tuple[Team, ...]
-    first: tuple[Team, ...] = ()  # the group's own teams
+    first: tuple[Team, ...]
+
+
+def alone(group: Group) -> Alike:
+    """A group that stands for itself."""
+    teams = tuple([stage.team for stage in group.stages])
+    return Alike(1, teams, teams)
 
 
 class GradientSum(NamedTuple):
@@ -71,8 +77,14 @@ def ring_hops(devices: Iterable[Device]) -> tuple[tuple[Device, Device], ...]:
     return tuple(zip(order, order[1:] + order[:1], strict=True))
 
 
-_Member = tuple[str, str, int, int]
-"""First and last device of a set of alike owners, how many they are, and their team size."""
+class _Member(NamedTuple):
+    """Alike owners of a sum, by where the ring reaches the first of them and leaves the last."""
+
+    order: tuple[str, str, str]
+    first: Device
+    last: Device
+    num_groups: int
+    team_size: int
 
 
 class _Ring(NamedTuple):
@@ -85,96 +97,151 @@ class _Ring(NamedTuple):
     exchanges: tuple[tuple[Link, int], ...]  # inside teams, and their sizes
 
 
+class _Sums(NamedTuple):
+    """All sums of a set of groups; those cut alike are one pattern, as they wait for the same."""
+
+    members: tuple[tuple[int, ...], ...]  # of each pattern
+    found: tuple[GradientSum, ...]  # owners are (pattern, stage)
+    together_s: float  # until the last one ends when all may start at once
+    egress_usd: float
+    balanced_s: float  # about together_s if cuts gave every stage as much to sum
+
+
 class GradientSums:
-    """The sums a set of groups needs; rings are kept once computed.
+    """The sums a set of groups needs; kept once computed.
 
     Source: docs/model.md, section 3.6.
     """
 
     def __init__(self, tables: LayerTables, cluster: ClusterState) -> None:
         self._tables, self._cluster = tables, cluster
-        self._rings: dict[tuple[_Member, ...], _Ring] = {}
-        self._together: dict[tuple[object, ...], tuple[float, float, float]] = {}
+        self._members: list[_Member] = []
+        self._numbers: dict[tuple[object, ...], int] = {}  # of members
+        self._rows: dict[tuple[int, int, int], tuple[list[int], object]] = {}  # by ids
+        self._cuts = ByIdentity(self._cut_number)  # of stages
+        self._cut_numbers: dict[tuple[int, ...], int] = {}
+        self._rings: dict[tuple[int, ...], _Ring] = {}
+        self._known: dict[tuple[int, ...], _Sums] = {}
 
     def of(
         self, groups: Sequence[Group], alike: Sequence[Alike] | None = None
     ) -> tuple[GradientSum, ...]:
-        """Every sum with its time and cost; see ``list_sums``.
+        """Every sum with its time and cost; see ``list_sums``. Groups cut alike own as one.
 
         ``alike``: for how many groups each stands; None: for itself.
         """
-        replicated = len(groups) > 1 or bool(alike and alike[0].num_groups > 1)
-        return tuple(
-            GradientSum(*self._ring(_links_of_ring(groups, alike, owners), size_bytes), owners)
-            for owners, size_bytes in list_sums(groups, self._tables, replicated=replicated)
-        )
+        return self._of(groups, alike).found
 
     def together(
         self, groups: Sequence[Group], alike: Sequence[Alike] | None = None
     ) -> tuple[float, float]:
         """Seconds until the last sum ends when all may start at once, and egress in dollars."""
-        return self._all_at_once(groups, alike)[:2]
+        sums = self._of(groups, alike)
+        return sums.together_s, sums.egress_usd
 
     def balanced_s(self, groups: Sequence[Group], alike: Sequence[Alike] | None = None) -> float:
         """About how soon the last sum would end if cuts gave every stage as much to sum."""
-        return self._all_at_once(groups, alike)[2]
-
-    def _all_at_once(
-        self, groups: Sequence[Group], alike: Sequence[Alike] | None
-    ) -> tuple[float, float, float]:
-        key: tuple[object, ...] = tuple(
-            [(s.team.device_ids, s.first_layer) for g in groups for s in g.stages]
-        )
-        if alike:
-            key = (key, *[(a.num_groups, *[t.device_ids[0] for t in a.first]) for a in alike])
-        found = self._together.get(key)
-        if found is None:
-            sums = self.of(groups, alike)
-            last_s = self.last_finish_s(groups, sums, [0.0] * len(sums))
-            shortest = min(len(group.stages) for group in groups)
-            found = self._together[key] = (
-                last_s,
-                sum(z.egress_usd for z in sums),
-                sum(z.duration_s for z in sums) / shortest,
-            )
-        return found
+        return self._of(groups, alike).balanced_s
 
     def even(
-        self, chains: Sequence[tuple[tuple[Team, ...], Alike]], stage: int, stages: int
+        self, chains: Sequence[tuple[object, Alike]], stage: int, stages: int
     ) -> tuple[float, float]:
         """Seconds and dollars of one of so many equal sums, of chains that have no cuts yet."""
-        owners = [(alike.first or teams)[stage * len(teams) // stages] for teams, alike in chains]
-        twins = [
-            alike.twin[stage * len(teams) // stages] if alike.num_groups > 1 else owner
-            for (teams, alike), owner in zip(chains, owners, strict=True)
-        ]
-        members = tuple(
-            (owner.device_ids[0], twin.device_ids[0], alike.num_groups, owner.size)
-            for owner, twin, (_, alike) in zip(owners, twins, chains, strict=True)
-        )
+        rows = [self._row(alike) for _, alike in chains]
+        members = tuple([row[stage * len(row) // stages] for row in rows])
         whole = self._tables.sizes(self._tables.smallest_team).param_bytes[-1]
         return self._ring(members, whole / stages)
 
-    def last_finish_s(
+    def finish(
         self,
         groups: Sequence[Group],
-        sums: Sequence[GradientSum],
-        release_s: Sequence[float],
-    ) -> float:
-        """When the last sum ends; each starts at its release or later. 0 without sums."""
-        first_of = list(accumulate((len(g.stages) for g in groups), initial=0))
-        finish_s = list_schedule(
-            release_s,
-            [z.duration_s for z in sums],
-            [[first_of[g] + s for g, s in z.owners] for z in sums],
-        )
-        return max(finish_s, default=0.0)
+        alike: Sequence[Alike] | None,
+        ends_s: Sequence[Sequence[float]],
+    ) -> tuple[float, float]:
+        """When the last sum ends, 0 without sums, and egress in dollars.
 
-    def _ring(self, members: tuple[_Member, ...], size_bytes: float) -> tuple[float, float]:
+        ``ends_s``: per group and stage, when its last backward ends; a sum starts when its
+        owners' are done.
+        """
+        sums = self._of(groups, alike)
+        ends_P = [
+            ends_s[members[0]]
+            if len(members) == 1
+            else [max(ends) for ends in zip(*[ends_s[g] for g in members], strict=True)]
+            for members in sums.members
+        ]
+        release_s = [max([ends_P[p][s] for p, s in z.owners]) for z in sums.found]
+        return _last_finish_s(sums.found, release_s), sums.egress_usd
+
+    def _of(self, groups: Sequence[Group], alike: Sequence[Alike] | None) -> _Sums:
+        if alike is None:
+            alike = [alone(group) for group in groups]
+        cuts_G = [self._cuts.of(group.stages) for group in groups]
+        rows_G = [self._row(one) for one in alike]
+        key = (*cuts_G, *map(id, rows_G))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._build(groups, cuts_G, rows_G, alike)
+        return found
+
+    def _cut_number(self, stages: tuple[Stage, ...]) -> int:
+        """A number that groups share when they are cut alike."""
+        cuts = tuple([stage.end_layer for stage in stages])
+        return self._cut_numbers.setdefault(cuts, len(self._cut_numbers))
+
+    def _build(
+        self,
+        groups: Sequence[Group],
+        cuts_G: Sequence[int],
+        rows_G: Sequence[list[int]],
+        alike: Sequence[Alike],
+    ) -> _Sums:
+        patterns: dict[int, list[int]] = {}
+        for g, number in enumerate(cuts_G):
+            patterns.setdefault(number, []).append(g)
+        groups_P = tuple(map(tuple, patterns.values()))
+        replicated = len(groups) > 1 or alike[0].num_groups > 1
+        listed = list_sums([groups[p[0]] for p in groups_P], self._tables, replicated=replicated)
+        found = []
+        for owners, size_bytes in listed:
+            members = tuple([rows_G[g][s] for p, s in owners for g in groups_P[p]])
+            found.append(GradientSum(*self._ring(members, size_bytes), owners))
+        return _Sums(
+            groups_P,
+            tuple(found),
+            _last_finish_s(found, [0.0] * len(found)),
+            sum([z.egress_usd for z in found]),
+            sum([z.duration_s for z in found]) / min([len(group.stages) for group in groups]),
+        )
+
+    def _row(self, alike: Alike) -> list[int]:
+        """A number for the members of every stage."""
+        key = (id(alike.first), id(alike.twin), alike.num_groups)
+        known = self._rows.get(key)
+        if known is None:
+            if len(self._rows) >= MAX_KEPT:
+                self._rows.clear()
+                self._known.clear()  # its keys have ids of rows
+            row = []
+            for first, twin in zip(alike.first, alike.twin, strict=True):
+                ends = (first.device_ids[0], twin.device_ids[0] if alike.num_groups > 1 else "")
+                figures = (*ends, alike.num_groups, first.size)
+                number = self._numbers.setdefault(figures, len(self._members))
+                if number == len(self._members):
+                    one = self._cluster.device(ends[0])
+                    last = self._cluster.device(ends[1]) if ends[1] else one
+                    self._members.append(
+                        _Member(_ring_order(one), one, last, alike.num_groups, first.size)
+                    )
+                row.append(number)
+            known = self._rows[key] = row, alike
+        return known[0]
+
+    def _ring(self, members: tuple[int, ...], size_bytes: float) -> tuple[float, float]:
         """Duration and dollars of one sum: every hop carries each chunk twice but for one round."""
         ring = self._rings.get(members)
         if ring is None:
-            ring = self._rings[members] = self._make_ring(members)
+            ring = self._rings[members] = self._make_ring([self._members[m] for m in members])
         rounds, chunk = 2 * (ring.num_members - 1), size_bytes / ring.num_members
         slowest_s = max([link.occupied_s(chunk / ways) for link, ways in ring.hops])
         duration_s = rounds * (slowest_s + ring.latency_s)
@@ -184,22 +251,16 @@ class GradientSums:
             )
         return duration_s, rounds * chunk * ring.egress_usd_per_byte
 
-    def _make_ring(self, members: tuple[_Member, ...]) -> _Ring:
+    def _make_ring(self, members: Iterable[_Member]) -> _Ring:
         """Inside a node each member of a team has a link of its own; between nodes all share one.
 
         Teams of unlike sizes exchange their parts first.
         """
         cluster = self._cluster
-        ends = sorted(
-            (
-                (cluster.device(device), cluster.device(last), count, size)
-                for device, last, count, size in members
-            ),
-            key=lambda end: _ring_order(end[0]),
-        )
+        ends = sorted(members, key=lambda one: one.order)
         hops: dict[tuple[int, int], Link] = {}
         egress_usd_per_byte = 0.0
-        for (device, last, count, size), (following, _, _, next_size) in zip(
+        for (_, device, last, count, size), (_, following, _, _, next_size) in zip(
             ends, [*ends[1:], ends[0]], strict=True
         ):
             for source, target, narrow, times in (
@@ -210,37 +271,26 @@ class GradientSums:
                     link = cluster.link(source, target)
                     hops[id(link), narrow if source.node_id == target.node_id else 1] = link
                     egress_usd_per_byte += times * link.egress_usd_per_byte
-        unlike = len({size for *_, size in ends}) > 1
+        unlike = len({one.team_size for one in ends}) > 1
         return _Ring(
-            num_members=sum(count for _, _, count, _ in members),
+            num_members=sum([one.num_groups for one in ends]),
             hops=tuple((link, ways) for (_, ways), link in hops.items()),
-            latency_s=max(link.latency_s for link in hops.values()),
+            latency_s=max([link.latency_s for link in hops.values()]),
             egress_usd_per_byte=egress_usd_per_byte,
             exchanges=tuple(
                 dict.fromkeys(
-                    (cluster.link(device, device), size)
-                    for device, _, _, size in ends
-                    if unlike and size > 1
+                    (cluster.link(one.first, one.first), one.team_size)
+                    for one in ends
+                    if unlike and one.team_size > 1
                 )
             ),
         )
 
 
-def _links_of_ring(
-    groups: Sequence[Group], alike: Sequence[Alike] | None, owners: Owners
-) -> tuple[_Member, ...]:
-    """Where the ring passes: first and last device, number and team size of alike owners."""
-    found = []
-    for g, s in owners:
-        team = groups[g].stages[s].team
-        if alike and alike[g].first:
-            team = alike[g].first[s]
-        first = last = team.device_ids[0]
-        count = alike[g].num_groups if alike else 1
-        if alike and count > 1:
-            last = alike[g].twin[s].device_ids[0]
-        found.append((first, last, count, team.size))
-    return tuple(found)
+def _last_finish_s(sums: Sequence[GradientSum], release_s: Sequence[float]) -> float:
+    """When the last sum ends; each starts at its release or later, one at a time per owner."""
+    finish_s = list_schedule(release_s, [z.duration_s for z in sums], [z.owners for z in sums])
+    return max(finish_s, default=0.0)
 
 
 def _ring_order(device: Device) -> tuple[str, str, str]:

@@ -12,12 +12,13 @@ import numpy as np
 
 from orchestrator.core.cluster import ClusterState, Team, make_team
 from orchestrator.core.plan import Group, Plan
+from orchestrator.planning.mending import Mender
 from orchestrator.planning.mixes import near, seeds
 from orchestrator.planning.packing import assign
 from orchestrator.planning.roster import Roster
-from orchestrator.planning.stock import DeviceClass, Mix, Stock, Template, make_mix
+from orchestrator.planning.space import ChainSet, Trial
+from orchestrator.planning.stock import DeviceClass, Mix, Stock, Template
 from orchestrator.planning.sums import Alike
-from orchestrator.planning.trials import ChainSet, Trial
 
 SPEED_BIN = 0.05
 """Devices whose slow-downs differ by less count as alike."""
@@ -70,6 +71,8 @@ class ClassSpace:
             for node in one.nodes
             for d in node
         }
+        shown = [roster.devices[one.nodes[0][0]] for one in self.stock.classes]
+        self._mender = Mender(self.stock, self._class_of, shown)
         self._formed: dict[tuple[int, ...], Team] = {}
         self.teams = tuple(
             self._team(self.stock.classes[c].nodes[0][:size]) for c, size in self.stock.pieces
@@ -160,30 +163,9 @@ class ClassSpace:
             (self.stock.index_of[piece], count) for template, count in state for piece in template
         ]
 
-    def of_plan(self, plan: Plan) -> Mix | None:
-        """Templates of the plan's groups, in the classes that the devices have now.
-
-        A team whose members are no longer alike counts as one of its slowest member's class;
-        groups that find no such team, or no room, are left out.
-        """
-        mix: Mix = ()
-        for group in plan.groups:
-            template = tuple(self._piece(stage.team.device_ids) for stage in group.stages)
-            pieces = tuple(piece for piece in template if piece in self.stock.index_of)
-            if len(pieces) == len(template) and self.stock.room(mix, pieces):
-                mix = make_mix({**dict(mix), pieces: dict(mix).get(pieces, 0) + 1})
-        return mix or None
-
-    def _piece(self, device_ids: Sequence[str]) -> tuple[int, int]:
-        """Class of the slowest member, -1 when one has left, and team size."""
-        classes = [self._class_of.get(d, -1) for d in device_ids]
-        if -1 in classes:
-            return -1, len(classes)
-        slowest = max(classes, key=lambda c: (self._slowdown(c), c))
-        return slowest, len(classes)
-
-    def _slowdown(self, c: int) -> float:
-        return self._roster.devices[self.stock.classes[c].nodes[0][0]].slowdown
+    def of_plan(self, plan: Plan) -> list[Mix]:
+        """See ``Mender.mixes_of``."""
+        return self._mender.mixes_of(plan)
 
     def placed(self, trial: Trial, incumbent: Plan | None) -> tuple[Group, ...] | None:
         """Every group on devices of its own: where its like works already, else largest first."""
@@ -197,7 +179,12 @@ class ClassSpace:
         return self._spread(wanted, kept) or (self._spread(wanted, {}) if kept else None)
 
     def _template_of(self, group: Group) -> Template:
-        return tuple((self._class_of[s.team.device_ids[0]], s.team.size) for s in group.stages)
+        """Class -1 where members are not alike any more."""
+        classes = [{self._class_of[d] for d in s.team.device_ids} for s in group.stages]
+        return tuple(
+            (min(mine) if len(mine) == 1 else -1, s.team.size)
+            for mine, s in zip(classes, group.stages, strict=True)
+        )
 
     def _kept(
         self, wanted: Sequence[tuple[Template, Group]], incumbent: Plan | None
@@ -257,7 +244,7 @@ class ClassSpace:
             for i, (_, group) in enumerate(wanted)
         )
 
-    def seeds(self, seconds_per_sample: Sequence[float]) -> list[Mix]:
+    def seeds(self, seconds_per_sample: Sequence[float]) -> Iterator[Mix]:
         """First guesses; see ``mixes.seeds``."""
         return seeds(self.stock, seconds_per_sample)
 

@@ -4,6 +4,7 @@ Shape letters: G groups.
 """
 
 from collections.abc import Sequence
+from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 import numpy as np
@@ -109,6 +110,58 @@ def level_s(
     if not holds(high_s):
         return None
     return bracket(holds, low_s, high_s, tolerance=tolerance)
+
+
+def fill(ladders: Sequence[Ladder], num_samples: int) -> tuple[list[int], int, int] | None:
+    """Units of every set that end the slowest group soonest.
+
+    Units go one by one to the set where they end first, to all of its groups at once; all but
+    the last few are placed together, below the level of the continuous solution.
+
+    Returns:
+        Units of a group of each set, the set served last, and by how many samples that is more
+        than wanted; None when caps allow fewer, or one unit a group is too many already.
+    """
+    amounts = [k.num_groups * k.unit for k in ladders]
+    most = sum([a * k.most for a, k in zip(amounts, ladders, strict=True)])
+    if not sum(amounts) <= num_samples <= most:
+        return None
+    level = (1 - SLACK) * _fill_level_s(ladders, num_samples)
+    units = [k.units_by(level) for k in ladders]
+    missing = num_samples - sum([a * n for a, n in zip(amounts, units, strict=True)])
+    ends_s = [(k.end_s(n + 1), i) for i, (k, n) in enumerate(zip(ladders, units, strict=True))]
+    heapify(ends_s)
+    last = 0
+    while missing > 0:
+        _, i = ends_s[0]
+        if units[i] == ladders[i].most:
+            heappop(ends_s)
+            continue
+        units[i] += 1
+        missing -= amounts[i]
+        last = i
+        heapreplace(ends_s, (ladders[i].end_s(units[i] + 1), i))
+    return units, last, -missing
+
+
+def _fill_level_s(ladders: Sequence[Ladder], num_samples: int) -> float:
+    """When sets that go on continuously after one unit hold the samples; whole units are fewer."""
+    rising, left, level = sorted(ladders, key=lambda k: k.first_s), num_samples, 0.0
+    while rising:
+        filled, rate, level = float(sum([k.num_groups * k.unit for k in rising])), 0.0, 0.0
+        for k in rising:
+            if rate and filled + (k.first_s - level) * rate >= left:
+                break
+            filled += (k.first_s - level) * rate
+            level = k.first_s
+            rate += k.num_groups * k.unit / k.further_s
+        level += (left - filled) / rate
+        capped = [k for k in rising if k.end_s(k.most) < level]
+        if not capped:
+            break
+        left -= sum([k.num_groups * k.unit * k.most for k in capped])
+        rising = [k for k in rising if k.end_s(k.most) >= level]
+    return level
 
 
 def as_microbatches(num_samples: int, microbatch: int) -> tuple[int, ...]:

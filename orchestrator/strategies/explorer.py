@@ -1,6 +1,8 @@
 """From a problem to candidates: search with a memory, exact times, layers left where they are."""
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
@@ -14,9 +16,10 @@ from orchestrator.planning.event import retime
 from orchestrator.planning.grouping import DeviceSpace
 from orchestrator.planning.roster import Roster
 from orchestrator.planning.search import NUM_WARM_KICKS, Search
+from orchestrator.planning.space import Space, State, Trial
 from orchestrator.planning.tables import LayerTables
 from orchestrator.planning.templates import ClassSpace, binned
-from orchestrator.planning.trials import Evaluator, Space, State, Trial
+from orchestrator.planning.trials import Evaluator
 
 NUM_RETIMED = 4
 """Finalists of the closed form that are timed exactly."""
@@ -25,6 +28,21 @@ NUM_DIVERSE = 6
 """Candidates on other sets of pools than the finalists'."""
 
 OutOfTime = Callable[[], bool]
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection: a search makes no cycles, and a walk of all it keeps takes seconds."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not gc.get_freeze_count():  # nothing that somebody else put aside
+            gc.freeze()
+            gc.unfreeze()  # into the oldest generation, without a walk
+        if was_enabled:
+            gc.enable()
 
 
 def device_space(problem: PlanningProblem) -> Space:
@@ -86,6 +104,7 @@ class Explorer:
         levels = _levels(problem)
         return [trial for level in levels for trial in self._evaluator(level, problem).seen()]
 
+    @uncollected()
     def search(
         self,
         problem: PlanningProblem,
@@ -186,8 +205,7 @@ def idle_candidate(cost: CostModel) -> Candidate:
 
 
 def _starts(space: Space, plans: Iterable[Plan | None]) -> list[State]:
-    states = [space.of_plan(plan) for plan in plans if plan and not plan.is_idle]
-    return [state for state in states if state is not None]
+    return [state for plan in plans if plan and not plan.is_idle for state in space.of_plan(plan)]
 
 
 def _as_plan(trial: Trial) -> Plan | None:

@@ -6,7 +6,7 @@ from math import inf
 from orchestrator.core.slot import Candidate, PlanningProblem, StepEstimate
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.frontier import budget_value, fastest_within
-from orchestrator.planning.trials import Trial
+from orchestrator.planning.space import Trial
 from orchestrator.strategies.explorer import Explorer, OutOfTime, candidates_of
 
 PRICE_PARTS = (0.25, 0.5, 0.75, 1.0)

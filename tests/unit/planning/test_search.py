@@ -16,7 +16,8 @@ from orchestrator.planning.cost import CostModel
 from orchestrator.planning.grouping import DeviceSpace
 from orchestrator.planning.roster import Roster
 from orchestrator.planning.search import Search
-from orchestrator.planning.trials import Evaluator, Trial
+from orchestrator.planning.space import Trial
+from orchestrator.planning.trials import Evaluator
 from orchestrator.planning.waterfill import as_microbatches
 from tests.unit.planning.demo_cluster import (
     demo_cluster,

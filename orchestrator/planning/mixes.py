@@ -22,12 +22,13 @@ FEW_CLASSES = 5
 """So many are chained two by two, and left out of the first guesses, in every way."""
 
 
-def seeds(stock: Stock, seconds_per_sample: Sequence[float]) -> Iterator[Mix]:
+def seeds(stock: Stock, seconds_per_sample: Sequence[float], most_groups: int) -> Iterator[Mix]:
     """All devices in one shape each, then chains over several classes; all that fit.
 
     Args:
         stock: The classes.
         seconds_per_sample: Of the whole model on each of the stock's pieces.
+        most_groups: Samples of the batch: each group needs one. The fastest devices come first.
     """
     speed = [
         min(seconds_per_sample[stock.index_of[c, size]] * size for size in one.sizes)
@@ -35,13 +36,13 @@ def seeds(stock: Stock, seconds_per_sample: Sequence[float]) -> Iterator[Mix]:
     ]
     fastest = sorted(range(len(stock.classes)), key=lambda c: (speed[c], c))
     seen: set[Mix] = set()
-    for mix in _guesses(stock, fastest):
+    for mix in _guesses(stock, fastest, most_groups):
         if mix and mix not in seen and stock.fits(mix):
             seen.add(mix)
             yield mix
 
 
-def _guesses(stock: Stock, fastest: Sequence[int]) -> Iterator[Mix]:
+def _guesses(stock: Stock, fastest: Sequence[int], most_groups: int) -> Iterator[Mix]:
     for size, depth in product(sorted({size for _, size in stock.pieces}), DEPTHS):
         chosen = [
             (template, count)
@@ -50,13 +51,13 @@ def _guesses(stock: Stock, fastest: Sequence[int]) -> Iterator[Mix]:
             if (c, size) in stock.index_of and (count := stock.most(template))
         ]
         for some in _some_of(chosen, every=depth == 1):
-            yield make_mix(dict(some))
+            yield _first_of(some, most_groups)
     for template in _across(stock, fastest):
-        yield _filled(stock, template, fastest)
-        yield make_mix({template: stock.most(template)})
+        yield _first_of(_filled(stock, template, fastest), most_groups)
+        yield _first_of([(template, stock.most(template))], most_groups)
     devices = [c for c in fastest for _ in range(stock.classes[c].num_devices)]
     for depth in DEPTHS[1:]:
-        if num_groups := len(devices) // depth:
+        if num_groups := min(len(devices) // depth, most_groups):
             chains = (tuple((c, 1) for c in hand) for hand in dealt_out(devices, num_groups))
             yield make_mix(Counter(chains))
 
@@ -76,6 +77,14 @@ def _some_of(
     yield from ([one] for one in chosen)
     if every and few:
         yield from (some for k in range(2, most) for some in combinations(chosen, k))
+
+
+def _first_of(some: Sequence[tuple[Template, int]], most_groups: int) -> Mix:
+    """As many groups as the batch has samples, the first ones first."""
+    found: dict[Template, int] = {}
+    for template, count in some:
+        found[template] = min(count, most_groups - sum(found.values()))
+    return make_mix(found)
 
 
 def _across(stock: Stock, fastest: Sequence[int]) -> Iterator[Template]:
@@ -110,17 +119,17 @@ def _side_by_side(sizes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     return [tuple(one[min(i, len(one) - 1)] for one in sizes) for i in range(most)]
 
 
-def _filled(stock: Stock, template: Template, fastest: Sequence[int]) -> Mix:
+def _filled(stock: Stock, template: Template, fastest: Sequence[int]) -> list[tuple[Template, int]]:
     """As many groups of a template as fit, and chains over the nodes that are left untouched."""
     if not stock.most(template):
-        return ()
+        return []
     found = {template: stock.most(template)}
     needed = stock.num_nodes(make_mix(found))
     for c in fastest:
         alone = ((c, 1),) * stock.classes[c].node_size
         if left := len(stock.classes[c].nodes) - needed.get(c, 0):
             found[alone] = found.get(alone, 0) + left
-    return make_mix(found)
+    return list(found.items())
 
 
 def near(stock: Stock, state: Mix, longest: int, rng: np.random.Generator) -> Iterator[Mix]:

@@ -23,8 +23,10 @@ NUM_POLISHED = 8
 """First guesses, best first, that are polished to find where to climb from."""
 
 NUM_KICKS = 8
+NUM_COARSE_KICKS = 3
 NUM_WARM_KICKS = 3
-"""Kicks of a climb: from first guesses, and from the plan that an earlier search found."""
+"""Kicks of a climb: from first guesses, the same where a finer search goes on, and from the
+plan that an earlier search found (where a finer one goes on: none)."""
 
 KICK_MOVES = 2
 
@@ -82,22 +84,20 @@ class Search:
         ]
 
     def finalists(
-        self, starts: Sequence[State], seed: int, count: int, *, kicks: int = NUM_WARM_KICKS
+        self, starts: Sequence[State], seed: int, count: int, *, coarse: bool = False
     ) -> list[Trial]:
         """The ``count`` best trials of ``run`` in exact time, the first one polished in it."""
-        found = [self._exact(trial) for trial in self.run(starts, seed, kicks=kicks)[:count]]
+        found = [self._exact(trial) for trial in self.run(starts, seed, coarse=coarse)[:count]]
         found.sort(key=self.score, reverse=True)
         return [self.polish(t, self._evaluator.exact) if not i else t for i, t in enumerate(found)]
 
-    def run(
-        self, starts: Sequence[State], seed: int, *, kicks: int = NUM_WARM_KICKS
-    ) -> list[Trial]:
+    def run(self, starts: Sequence[State], seed: int, *, coarse: bool = False) -> list[Trial]:
         """Return polished trials, best score first; empty when nothing fits memory.
 
         Args:
             starts: States to climb from beside the usual first guesses.
             seed: Of the random order of moves and of the kicks.
-            kicks: How many, where there are starts.
+            coarse: A finer search goes on from what this one finds, and needs the time more.
         """
         known: list[Trial] = []
         for start in sorted(starts, key=self._most, reverse=True):
@@ -106,12 +106,13 @@ class Search:
         if known:
             rng = np.random.Generator(np.random.PCG64((seed, 0)))
             best = max([*known, *self._first_guesses()], key=self.score)
-            self._kick_on(self._climb(best, rng), rng, kicks)
+            self._kick_on(self._climb(best, rng), rng, 0 if coarse else NUM_WARM_KICKS)
         else:
             first = sorted(self._first_guesses(), key=self.score, reverse=True)
             for run, guess in enumerate(first[:NUM_RUNS]):
                 rng = np.random.Generator(np.random.PCG64((seed, run)))
-                self._kick_on(self._climb(guess, rng), rng, NUM_KICKS)
+                num_kicks = NUM_COARSE_KICKS if coarse else NUM_KICKS
+                self._kick_on(self._climb(guess, rng), rng, num_kicks)
         return sorted(self._elite.values(), key=self.score, reverse=True)
 
     def _kick_on(self, best: Trial, rng: np.random.Generator, num_kicks: int) -> None:

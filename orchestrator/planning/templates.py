@@ -43,12 +43,16 @@ class ClassSpace:
     Args:
         cluster: With slow-downs in bins.
         team_sizes: Sizes of teams that may be formed, by kind.
+        most_groups: Samples of the batch.
 
     Source: docs/model.md, section 5.4.
     """
 
-    def __init__(self, cluster: ClusterState, team_sizes: Mapping[str, Sequence[int]]) -> None:
-        self._roster = roster = Roster(cluster)
+    def __init__(
+        self, cluster: ClusterState, team_sizes: Mapping[str, Sequence[int]], most_groups: int
+    ) -> None:
+        self._roster, self._most_groups = Roster(cluster), most_groups
+        roster = self._roster
         members: dict[int, list[tuple[int, ...]]] = {}
         for (_, device_class), devices in sorted(roster.kin.items()):
             members.setdefault(device_class, []).append(tuple(devices))
@@ -246,7 +250,7 @@ class ClassSpace:
 
     def seeds(self, seconds_per_sample: Sequence[float]) -> Iterator[Mix]:
         """First guesses; see ``mixes.seeds``."""
-        return seeds(self.stock, seconds_per_sample)
+        return seeds(self.stock, seconds_per_sample, self._most_groups)
 
     def near(self, state: Mix, longest: int, rng: np.random.Generator) -> Iterator[Mix]:
         """Mixes one move away; see ``mixes.near``."""

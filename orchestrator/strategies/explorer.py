@@ -15,7 +15,7 @@ from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 from orchestrator.planning.grouping import DeviceSpace
 from orchestrator.planning.roster import Roster
-from orchestrator.planning.search import NUM_WARM_KICKS, Search
+from orchestrator.planning.search import Search
 from orchestrator.planning.space import Space, State, Trial
 from orchestrator.planning.tables import LayerTables
 from orchestrator.planning.templates import ClassSpace, binned
@@ -61,7 +61,7 @@ def team_sizes(problem: PlanningProblem) -> dict[str, tuple[int, ...]]:
 
 def class_space(problem: PlanningProblem) -> Space:
     """Class by class; the problem's slow-downs are in bins already."""
-    return ClassSpace(problem.cluster, team_sizes(problem))
+    return ClassSpace(problem.cluster, team_sizes(problem), problem.batch_samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +134,8 @@ class Explorer:
                 evaluator = self._evaluator(level, problem)
                 search = Search(evaluator, weight, backlog_usd, out_of_time)
                 starts = _starts(evaluator.space, plans)
-                # From a known plan a coarser level only climbs: a finer one kicks after it.
-                kicks = NUM_WARM_KICKS if level is levels[-1] else 0
-                best = search.finalists(starts, problem.seed, NUM_RETIMED, kicks=kicks)
+                coarse = level is not levels[-1]
+                best = search.finalists(starts, problem.seed, NUM_RETIMED, coarse=coarse)
                 reached = max(map(search.score, best), default=-inf)
                 # A finer level leaves layers where they are; a coarser plan must be better.
                 finalists = [*(t for t in finalists if search.score(t) > reached), *best]

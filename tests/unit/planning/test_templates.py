@@ -71,7 +71,7 @@ def problem_of(devices: list[Device], **rest: object) -> PlanningProblem:
 
 def evaluator(problem: PlanningProblem) -> Evaluator:
     problem = replace(problem, cluster=binned(problem.cluster))
-    return Evaluator(problem, lambda p: ClassSpace(p.cluster, SIZES))
+    return Evaluator(problem, lambda p: ClassSpace(p.cluster, SIZES, p.batch_samples))
 
 
 def best(problem: PlanningProblem, looks: int = 4000) -> Trial:
@@ -86,7 +86,7 @@ def test_a_mix_is_worth_what_its_groups_are_worth_one_by_one(
 ) -> None:
     """On few nodes groups share them and sum faster than a mix foresees, hardly ever slower."""
     problem = problem_of(fleet(nodes))
-    space, cost = ClassSpace(problem.cluster, SIZES), CostModel(problem)
+    space, cost = ClassSpace(problem.cluster, SIZES, problem.batch_samples), CostModel(problem)
     worker = evaluator(problem)
     rng = np.random.Generator(np.random.PCG64(0))
     state, compared = next(iter(worker.space.seeds(worker.seconds_per_sample))), 0
@@ -144,10 +144,10 @@ def test_plans_depend_on_neither_order_nor_names_of_many_devices(random: object)
 
 def test_noise_of_a_percent_does_not_part_alike_devices() -> None:
     devices = [replace(d, slowdown=1 + 0.01 * (i % 3)) for i, d in enumerate(fleet((4, 0)))]
-    space = ClassSpace(binned(cluster_of(devices)), SIZES)
+    space = ClassSpace(binned(cluster_of(devices)), SIZES, 99)
     assert len(space.stock.classes) == 1
     slow = [replace(d, slowdown=1.5 if i < 4 else 1.0) for i, d in enumerate(devices)]
-    assert len(ClassSpace(binned(cluster_of(slow)), SIZES).stock.classes) == 2
+    assert len(ClassSpace(binned(cluster_of(slow)), SIZES, 99).stock.classes) == 2
 
 
 def test_more_alike_devices_are_never_worth_less() -> None:

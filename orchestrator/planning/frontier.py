@@ -108,7 +108,7 @@ def _frontier(estimates: Iterable[StepEstimate]) -> tuple[_Segment, list[_Segmen
         raise ValueError("a state without any plan has no frontier; idling is a plan, too")
     hull = [points[0]]
     for point in points[1:]:
-        if point[1] <= hull[-1][1]:
+        if point[1] <= hull[-1][1] * (1.0 + COST_TOLERANCE):
             continue
         while len(hull) > 1 and _slope(hull[-1], point) >= _slope(hull[-2], hull[-1]):
             hull.pop()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.config import RunConfig
+from orchestrator.control.pools import kind_name
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem, SlotRecord
@@ -15,6 +16,7 @@ from orchestrator.planning.event import retime, timeline
 from orchestrator.planning.frontier import COST_TOLERANCE, fastest_within
 from orchestrator.planning.pricing import nearest_breach, refusal
 from orchestrator.planning.tables import LayerTables
+from orchestrator.reports import figures
 from orchestrator.reports.plan_page import Timeline
 from orchestrator.reports.tables import PlanRow, make_row, row_data
 from orchestrator.reports.worth import Worth
@@ -232,12 +234,43 @@ def _notes(config: RunConfig, problem: PlanningProblem, rows: Sequence[PlanRow])
             f"The budget is ${budget:,.2f}/h on average: at ${chosen.cost_per_hour_usd:,.2f}/h the "
             f"chosen plan may run {share:.0%} of the time, or alternate with a cheaper one."
         )
+    if at_once_usd := _blocks_usd(config, problem, chosen.plan):
+        notes.append(
+            f"Renting its devices is billed {figures.usd(at_once_usd)} at once: minimum_s "
+            "and quantum_s are charged when they begin."
+        )
+    if unused := _unused_ratios(config, problem):
+        notes.append(
+            f"speed_ratio of {', '.join(unused)} is not used: the profile has times of that kind."
+        )
     if config.cluster.source == "emulated":
         notes.append(
             "Devices are emulated: one second of the run is billed as "
             f"{config.emulation.billing_speedup:g} s; dollars per sample follow the bill."
         )
     return notes
+
+
+def _blocks_usd(config: RunConfig, problem: PlanningProblem, plan: Plan) -> float:
+    """What the first blocks of a plan's devices cost, where they outlast a slot."""
+    offers = [problem.cluster.offer(problem.cluster.device(d).pool) for d in plan.device_ids]
+    return sum(
+        offer.price_usd_per_s * max(offer.minimum_s, offer.quantum_s)
+        for offer in offers
+        if max(offer.minimum_s, offer.quantum_s) > config.control.slot_s
+        and offer.billed == "while_used"
+    )
+
+
+def _unused_ratios(config: RunConfig, problem: PlanningProblem) -> list[str]:
+    """Pools whose speed the file states and the profile has measured."""
+    cluster = config.cluster
+    measured = {t.kind for t in problem.model.times if not t.estimated}
+    return [
+        offer.pool
+        for offer in cluster.offers
+        if cluster.source == "file" and offer.speed_ratio and kind_name(offer, cluster) in measured
+    ]
 
 
 def _first_slot_notes(record: SlotRecord) -> list[str]:

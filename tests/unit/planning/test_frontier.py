@@ -29,6 +29,11 @@ def test_a_budget_for_the_fastest_plan_to_the_last_digit_does_not_bind(rounding:
     assert value.samples_per_s == pytest.approx(16.0)
 
 
+def test_a_plan_that_is_faster_by_rounding_alone_is_worth_no_dollar() -> None:
+    value = budget_value([[IDLE_ESTIMATE, plan(1.0, 10.0), plan(3.0, 10.0 + 1e-13)]], 2.0)
+    assert value.price_of_money_samples_per_usd == 0.0
+
+
 def test_the_fastest_plan_within_a_cost_runs_and_costs_no_more() -> None:
     plans = [
         Candidate(Plan(0, "1f1b"), e) for e in (IDLE_ESTIMATE, plan(1.0, 10.0), plan(3.0, 16.0))

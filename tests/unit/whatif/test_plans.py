@@ -155,3 +155,18 @@ def test_what_the_budget_asks_and_cannot_have_is_said_before_a_run(
     asked = what_if(RunConfig.parse(TEXT, (*poor, change)), _two_kinds(), stopwatch=lambda: 0.0)
     assert not any(note.startswith(message) for note in plain.notes)
     assert any(note.startswith(message) for note in asked.notes)
+
+
+def test_blocks_that_are_billed_at_once_and_ratios_that_go_unused_are_named() -> None:
+    """The thriftiest plan is one t4 for 0.5 $/h, charged for a day."""
+    offers = (
+        "cluster.offers=[{pool: b, kind: t4, count: 1, price_per_hour: 0.5, quantum_s: 86400,"
+        " speed_ratio: 0.3}]"
+    )
+    config = RunConfig.parse(TEXT, ["training.global_batch=32", offers])
+    notes = what_if(config, _two_kinds(), stopwatch=lambda: 0.0).notes
+    assert any("Renting its devices is billed $12.00 at once" in note for note in notes)
+    assert any(note.startswith("speed_ratio of b is not used") for note in notes)
+    usual = RunConfig.parse(TEXT, TWO_POOLS)
+    notes = what_if(usual, _two_kinds(), stopwatch=lambda: 0.0).notes
+    assert not any("at once" in note or "speed_ratio" in note for note in notes)

@@ -33,8 +33,8 @@ class Assembler:
         if not chosen:
             return
         counts = [a.num_groups for a in alike]
-        microbatches = min(self._batch / option.microbatch for option in chosen)
-        coarse = sum(counts) > 1 and microbatches < FINE_MICROBATCHES * sum(counts)
+        largest = max(option.microbatch for option in chosen)
+        coarse = sum(counts) > 1 and self.is_coarse(largest, alike)
         for fine in (False, True) if coarse else (False,):
             dealt = deal(chosen, counts, self._batch, fine=fine)
             if dealt is not None:
@@ -45,6 +45,10 @@ class Assembler:
                     ),
                     tuple(alike[d.set_index]._replace(num_groups=d.num_groups) for d in dealt),
                 )
+
+    def is_coarse(self, microbatch: int, alike: Sequence[Alike]) -> bool:
+        """Whether groups have few microbatches of a size, so that each of them matters."""
+        return self._batch < FINE_MICROBATCHES * microbatch * sum(a.num_groups for a in alike)
 
     def group(self, stages: tuple[Stage, ...], share: tuple[int, ...], schedule: str) -> Group:
         """A group of these stages and microbatches, K_s as its schedule wants them."""

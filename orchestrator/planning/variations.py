@@ -50,7 +50,7 @@ class Variations:
                 yield tuple(changed), trial.alike
 
     def all(self, trial: Trial) -> list[Variation]:
-        """A boundary or a microbatch size changed, or a few samples moved."""
+        """A boundary or a microbatch size changed, or both, or a few samples moved."""
         sets = _sets(trial)
         alike = [alike for _, _, alike in sets]
         many = replicated(alike)
@@ -62,8 +62,12 @@ class Variations:
         found: list[Variation] = []
         for k, (here, now, _) in enumerate(sets):
             cuts = [(stage.first_layer, step) for stage in here[1:] for step in (-1, 1)]
-            changes = [(_shifted(here, *cut), now) for cut in cuts]
-            changes += [(here, size) for size in self._curves.sizes if size != now]
+            shifted = [_shifted(here, *cut) for cut in cuts]
+            changes = [(stages, now) for stages in shifted]
+            # Few microbatches make both matter at once: a larger one wants other cuts.
+            both = shifted if self._assembler.is_coarse(now, alike) else []
+            others = [size for size in self._curves.sizes if size != now]
+            changes += [(stages, size) for size in others for stages in (here, *both)]
             found += [
                 partial(self._resized, trial.schedule, alike, options, k, partial(sized, *change))
                 for change in changes

@@ -162,7 +162,8 @@ def _dealt(cost: CostModel, parts: Sequence[Stages]) -> Groups | None:
             curves.append(curve)
             sizes.append(size)
             chains.append(chain)
-    if len(chains) > problem.batch_samples:
+    room = sum(curve.max_microbatches * size for curve, size in zip(curves, sizes, strict=True))
+    if not len(chains) <= problem.batch_samples <= room:
         return None
     groups = dealt_by_speed(cost, chains, sizes, curves, schedule)
     return None if cost.memory_error(groups, schedule) else groups

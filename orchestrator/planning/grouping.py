@@ -27,7 +27,7 @@ class DeviceSpace:
     def seeds(self, seconds_per_sample: Sequence[float]) -> list[Grouping]:
         """Data parallel on the fastest devices, chains, single devices, whole nodes as teams.
 
-        Also several chains of about equal speed.
+        Also several chains of about equal speed, of all devices, of some kinds, of teams.
 
         Args:
             seconds_per_sample: Of the whole model on each team of the roster.
@@ -41,12 +41,21 @@ class DeviceSpace:
         found += [(tuple(chain),) for chain in zones.values()]
         found += [tuple((d,) for d in fastest[:count]) for count in range(num_devices, 0, -1)]
         found += [((d,),) for d in fastest]
-        found += [tuple(dealt_out(fastest, count)) for count in range(2, num_devices // 2 + 1)]
+        found += [hands for some in self._of_kinds(fastest) for hands in _hands(some)]
         found += self._team_seeds(seconds_per_sample)
         return list(dict.fromkeys(roster.canonical(guess) for guess in found))
 
+    def _of_kinds(self, fastest: Sequence[int]) -> Iterator[list[int]]:
+        """All devices, all but those of the slowest kinds, and those of each kind."""
+        kind = [device.kind for device in self.roster.devices]
+        kinds = list(dict.fromkeys(kind[d] for d in fastest))
+        for k in range(len(kinds), 0, -1):
+            yield [d for d in fastest if kind[d] in kinds[:k]]
+        for one in kinds[1:]:
+            yield [d for d in fastest if kind[d] == one]
+
     def _team_seeds(self, seconds_per_sample: Sequence[float]) -> Iterator[Grouping]:
-        """Teams of one size, as many as there are, each a group by itself or all in a chain."""
+        """Teams of one size, as many as there are, each a group by itself or in chains."""
         roster = self.roster
         sizes = sorted({len(members) for members in roster.members} - {1}, reverse=True)
         for size in sizes:
@@ -58,9 +67,14 @@ class DeviceSpace:
                     teams.append(team)
             teams.sort(key=lambda team: (seconds_per_sample[team], team))
             yield (tuple(teams),)
+            yield from _hands(teams)
             rest = [d for d in range(len(roster.devices)) if d not in taken]
             yield tuple((team,) for team in (*teams, *rest))
             yield from (tuple((t,) for t in teams[:count]) for count in range(1, len(teams) + 1))
+
+    def joined(self, states: Sequence[Grouping]) -> Grouping:
+        """Groups of several states on unlike devices, side by side."""
+        return self.roster.canonical(tuple(chain for state in states for chain in state))
 
     def near(self, state: Grouping, longest: int, rng: np.random.Generator) -> Iterator[Grouping]:
         """Groupings one move away, at most ``MAX_NEIGHBOURS``; canonical, no doubles.
@@ -222,6 +236,11 @@ class DeviceSpace:
                     yield _put(grouping, {g: (*chain[:p], first, *chain[p + 1 :])})
                     if len(chain) == 1:
                         yield _put(grouping, {g: (first,)}, (second,))
+
+
+def _hands(order: Sequence[int]) -> Iterator[Grouping]:
+    """Two chains and more of about equal speed; alike ones have their stages on one node."""
+    return (tuple(dealt_out(order, count)) for count in range(2, len(order) // 2 + 1))
 
 
 def _put(grouping: Grouping, changes: Mapping[int, Chain], *new: Chain) -> Grouping:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from itertools import chain, takewhile
+from itertools import chain, product, takewhile
 from math import inf
 
 import numpy as np
@@ -39,11 +39,16 @@ DETOUR_RATIO = 0.15
 """States that promise less than the best score by more than this, relative to what the best
 one's samples are worth, are not climbed through."""
 
+NUM_FITTING, NUM_JOINED = 8, 3
+"""Most promising shapes of a kind that are looked at, and those joined with another kind's."""
+
 GUESS_RATIO = 0.05
 """First guesses that promise less than the best one by more than this are passed over."""
 
 HOPE_FACTOR = 1.05
-"""How much faster a step may turn out than the continuous shares of a state suggest."""
+HOPE_GRAIN = 0.1
+"""How much faster a step may turn out than the continuous shares of a state suggest, and this
+over the number of microbatches in the batch on top: few leave more to polish."""
 
 
 class Search:
@@ -76,6 +81,7 @@ class Search:
         self._idle_score = -backlog_usd * cost.standing_usd_per_s
         microbatches = cost.problem.batch_samples / cost.problem.microbatch_samples
         self._polish_ratio = POLISH_RATIO + POLISH_GRAIN / microbatches
+        self._hope_factor = HOPE_FACTOR + HOPE_GRAIN / microbatches
         self._batch = cost.problem.batch_samples
         self._price = [cost.devices_usd_per_s(team.device_ids) for team in evaluator.space.teams]
         self._worth = [
@@ -127,8 +133,41 @@ class Search:
         guesses = list(
             self._in_time(self._evaluator.space.seeds(self._evaluator.seconds_per_sample))
         )
+        if self._best is None:
+            guesses = [*guesses, *self._kind_by_kind(guesses)]
         ranked = self._ranked(guesses)[:NUM_POLISHED]
         return [trial for trial in map(self._look, ranked) if trial]
+
+    def _kind_by_kind(self, guesses: Sequence[State]) -> list[State]:
+        """The most promising guesses of every kind by itself, joined: each kind in its own shape.
+
+        Of the two best kinds several shapes in every way, of the next ones the best one each.
+        """
+        space, evaluator = self._evaluator.space, self._evaluator
+        of_kind: dict[str, list[tuple[float, State]]] = {}
+        for guess in self._in_time(guesses):
+            kinds = {space.teams[team].kind for team, _ in space.used(guess)}
+            busiest = evaluator.most_samples_per_s(guess) if len(kinds) == 1 else 0.0
+            if busiest:
+                hope = self._worth_with_traffic(guess, busiest)
+                of_kind.setdefault(kinds.pop(), []).append((hope, guess))
+        tops = sorted(filter(None, map(self._fitting, of_kind.values())), reverse=True)
+        found: list[State] = []
+        for most in range(2, len(tops) + 1):
+            shapes = tops[:most] if most == 2 else [some[:1] for some in tops[:most]]
+            found += [space.joined([guess for _, guess in chosen]) for chosen in product(*shapes)]
+        return found
+
+    def _fitting(self, hopes: list[tuple[float, State]]) -> list[tuple[float, State]]:
+        """The best of the most promising ones that fit, by whole pipelines and sums."""
+        found: list[tuple[float, State]] = []
+        for _, guess in sorted(hopes, reverse=True):
+            least_s = self._evaluator.least_s(guess)
+            if least_s < inf:
+                found.append((self._worth_with_traffic(guess, self._batch / least_s), guess))
+            if len(found) == NUM_FITTING or self._out_of_time():
+                break
+        return sorted(found, reverse=True)[:NUM_JOINED]
 
     def _in_time(self, guesses: Iterable[State]) -> Iterator[State]:
         """One, and as many more as there is time for."""
@@ -238,10 +277,10 @@ class Search:
         """Whether a state may score more: by its devices, busiest stages, then whole pipelines."""
         if self._most(state) <= score:
             return False
-        busiest = HOPE_FACTOR * self._evaluator.most_samples_per_s(state)
+        busiest = self._hope_factor * self._evaluator.most_samples_per_s(state)
         if self._worth_at(state, busiest) <= score:
             return False
-        whole = HOPE_FACTOR * self._batch / self._evaluator.least_s(state)
+        whole = self._hope_factor * self._batch / self._evaluator.least_s(state)
         return self._worth_at(state, whole) > score
 
     def _look(self, state: State) -> Trial | None:

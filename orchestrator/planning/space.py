@@ -32,6 +32,9 @@ class Space(Protocol):
     def seeds(self, seconds_per_sample: Sequence[float]) -> Iterable[State]:
         """First guesses, given the time of the whole model on each of ``teams``."""
 
+    def joined(self, states: Sequence[State]) -> State:
+        """States that use unlike devices, as one."""
+
     def near(self, state: State, longest: int, rng: np.random.Generator) -> Iterator[State]:
         """States one move away in random order; chains have at most ``longest`` teams."""
 

@@ -17,7 +17,7 @@ from orchestrator.planning.mixes import near, seeds
 from orchestrator.planning.packing import assign
 from orchestrator.planning.roster import Roster
 from orchestrator.planning.space import ChainSet, Trial
-from orchestrator.planning.stock import DeviceClass, Mix, Stock, Template
+from orchestrator.planning.stock import DeviceClass, Mix, Stock, Template, make_mix
 from orchestrator.planning.sums import Alike
 
 SPEED_BIN = 0.05
@@ -251,6 +251,10 @@ class ClassSpace:
     def seeds(self, seconds_per_sample: Sequence[float]) -> Iterator[Mix]:
         """First guesses; see ``mixes.seeds``."""
         return seeds(self.stock, seconds_per_sample, self._most_groups)
+
+    def joined(self, states: Sequence[Mix]) -> Mix:
+        """Groups of several states on unlike classes, side by side."""
+        return make_mix({template: count for state in states for template, count in state})
 
     def near(self, state: Mix, longest: int, rng: np.random.Generator) -> Iterator[Mix]:
         """Mixes one move away; see ``mixes.near``."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks import reference_data
 from benchmarks.scenarios import files, static
 from benchmarks.scenarios.__main__ import RUNNERS, run
 from benchmarks.scenarios.grids import two_bw, uniform_grid
@@ -14,6 +15,7 @@ from benchmarks.scenarios.ranks import max_min
 from benchmarks.scenarios.rivals import LookAhead, Restart
 from benchmarks.scenarios.rows import Row, figures
 from orchestrator.planning.cost import CostModel
+from orchestrator.strategies.registry import make_strategy
 
 CASES = [
     case
@@ -126,3 +128,15 @@ def test_the_growing_batch_and_the_slow_node_run_in_their_short_form() -> None:
     ours = [row for row in result.table if row["role"] == "ours"]
     assert [row["scenario"] for row in ours] == ["S13", "S10"]
     assert all(float(str(row["samples_per_s"])) > 0 for row in ours)
+
+
+@pytest.mark.skipif(bool(reference_data.missing()), reason="the measured data are not at hand")
+def test_the_joint_search_beats_a_grid_that_gives_each_kind_its_own_shape() -> None:
+    file, counts = files.load("S2"), {"a100-40": 32, "v100-16": 96}
+    problem = static.problem_of(files.Case(file, {"model": "GPT-Neo-2.7B", "counts": counts}))
+    grid = uniform_grid(problem, lambda: False)
+    assert grid is not None
+    looks = iter(range(800))
+    found = make_strategy("joint").propose(problem, out_of_time=lambda: next(looks, None) is None)
+    rival = CostModel(problem).evaluate(grid, problem.schedules[0])
+    assert found[0].estimate.samples_per_s > rival.samples_per_s

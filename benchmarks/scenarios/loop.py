@@ -49,13 +49,18 @@ def run_case(case: Case, options: argparse.Namespace) -> list[Row]:
     stage = _Stage(case, options.quick)
     contenders: list[tuple[str, Role, Mapping[str, Any]]] = [(OURS, "ours", {})]
     names = case.get("quick_strategies" if options.quick else "strategies")
-    contenders += [(name, "baseline", {}) for name in names]
+    contenders += [(name, "same" if _is_ours(case, name) else "baseline", {}) for name in names]
     for rival in case.get("strong", ()):
         if options.quick and rival.get("full_only", False):
             continue
         role: Role = "reference" if rival.get("reference", False) else "strong"
         contenders.append((str(rival["name"]), role, rival))
     return [_row(stage, contender, worlds) for contender in contenders]
+
+
+def _is_ours(case: Case, name: str) -> bool:
+    """Whether a strategy without spot devices is ours, as there are none."""
+    return name == "on-demand" and not any(o.spot for o in case.config.cluster.offers)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from orchestrator.strategies.explorer import candidate_of
 from orchestrator.strategies.registry import STRATEGIES, make_strategy
 from orchestrator.whatif.loops import figures_of
 
-DEADLINE_S, QUICK_DEADLINE_S = 1.0, 0.2
+DEADLINE_S, QUICK_DEADLINE_S = 0.5, 0.2
 """CPU seconds that a strategy may search, unless the file says otherwise."""
 
 NUM_PRICES = 4

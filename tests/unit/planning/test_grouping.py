@@ -111,6 +111,21 @@ def test_seeds_hold_data_parallel_one_chain_and_single_devices() -> None:
     assert sizes.count([1]) == 3  # one of each class
 
 
+def test_seeds_hold_chains_through_the_nodes_of_each_kind() -> None:
+    """Gradient sums then stay inside the nodes, whatever slower devices there are beside."""
+    devices = [
+        make_device(f"{kind}-{n}.{i}", pool=kind, kind=kind, node_id=f"{kind}{n}")
+        for kind in ("fast", "slow")
+        for n in range(2)
+        for i in range(2)
+    ]
+    roster = Roster(make_cluster(devices))
+    found = DeviceSpace(roster).seeds([1.0 if d.kind == "fast" else 2.0 for d in roster.devices])
+    for kind in ("fast", "slow"):
+        first, second = ([roster.index_of(f"{kind}-{n}.{i}") for n in range(2)] for i in range(2))
+        assert roster.canonical((tuple(first), tuple(second))) in found  # type: ignore[arg-type]
+
+
 def test_alignment_leaves_layers_where_they_are() -> None:
     roster = Roster(demo_cluster())
     index = {d.device_id: i for i, d in enumerate(roster.devices)}

@@ -13,7 +13,7 @@ from benchmarks.exhaustive import Exhaustive, TooLargeError
 from benchmarks.plan_time import within
 from benchmarks.scenarios.files import HOUR_S, Case, ScenarioFile
 from benchmarks.scenarios.grids import Groups, two_bw, uniform_grid
-from benchmarks.scenarios.rows import OURS, Role, Row
+from benchmarks.scenarios.rows import OURS, SEVERAL_SEARCHES, Role, Row
 from orchestrator.core.model import microbatch_sizes
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem, first_problem
 from orchestrator.errors import InfeasibleError
@@ -27,7 +27,8 @@ DEADLINE_S, QUICK_DEADLINE_S = 0.5, 0.2
 """CPU seconds that a strategy may search, unless the file says otherwise."""
 
 NUM_PRICES = 4
-"""So often ours is asked at the price of money that its plans so far make, where budgets bind."""
+"""So often ours is asked at the price of money that its plans so far make, where budgets bind. Who
+searches at several prices then gets as much time, and so do always the grids that try all."""
 
 RECIPE_NAMES = ("even-split", "proportional", "even-pipeline", "balanced-pipeline", "do-nothing")
 """Strategies that do not search; the others ask the joint search, at their own price of money."""
@@ -58,12 +59,16 @@ class Contest:
             cost * HOUR_S, duty, "; ".join(filter(None, (note, shape(found)))),
         )  # fmt: skip
 
-    def propose(self, name: str, problem: PlanningProblem) -> list[Candidate]:
-        """What a strategy offers that runs; a recipe gets the largest microbatch that fits it."""
+    def propose(self, name: str, problem: PlanningProblem, *, searches: int = 1) -> list[Candidate]:
+        """What a strategy offers that runs; a recipe gets the largest microbatch that fits it.
+
+        ``searches``: for how many it has time.
+        """
+        limit_s = searches * self.deadline_s
         for size in microbatch_sizes(problem.microbatch_samples):
             sized = replace(problem, microbatch_samples=size)
             try:
-                found = make_strategy(name).propose(sized, out_of_time=within(self.deadline_s))
+                found = make_strategy(name).propose(sized, out_of_time=within(limit_s))
             except InfeasibleError:
                 continue
             return [c for c in found if not c.plan.is_idle]
@@ -113,32 +118,34 @@ def contest_of(case: Case, options: argparse.Namespace) -> Contest:
 def run_case(case: Case, options: argparse.Namespace) -> list[Row]:
     """Ours, every strategy of the registry, the strong rivals, the optimum where feasible."""
     contest = contest_of(case, options)
-    ours = _ours(contest)
+    ours, money_binds = _ours(contest)
     # Where money does not bind most of the registry is the joint search once more: once will do.
     every = case.get("quick", False) and not options.quick
     names = tuple(STRATEGIES) if every else (*RECIPE_NAMES, "cheapest", "greedy")
-    rows = [ours, *_registry(contest, names), *_strong(contest)]
+    rows = [ours, *_registry(contest, names, money_binds=money_binds), *_strong(contest)]
     if case.get("exhaustive", False):
         rows.append(_optimum(contest, ours))
     return rows
 
 
-def _ours(contest: Contest) -> Row:
+def _ours(contest: Contest) -> tuple[Row, bool]:
+    """Our row, and whether money binds."""
     found = contest.propose(OURS, contest.problem)
     best = max(found, key=lambda c: c.estimate.samples_per_s)
     row = contest.row(OURS, "ours", best, f"{contest.case.source} times")
     if best.estimate.cost_usd_per_s <= contest.budget_usd_per_s * (1 + 1e-9):
-        return row
+        return row, False
     value = _best_mix(contest, found)
     for _ in range(NUM_PRICES):
         backlog_usd = contest.problem.penalty_weight * value.price_of_money_samples_per_usd
         found += contest.propose(OURS, replace(contest.problem, backlog_usd=backlog_usd))
         value = _best_mix(contest, found)
-    return replace(
+    mixed = replace(
         row, samples_per_s=value.samples_per_s, low=value.samples_per_s, high=value.samples_per_s,
         usd_per_hour=contest.budget_usd_per_s * HOUR_S, duty=1.0,
         note=f"{contest.case.source} times; the best mix over time",
     )  # fmt: skip
+    return mixed, True
 
 
 def _best_mix(contest: Contest, found: Iterable[Candidate]) -> BudgetValue:
@@ -147,11 +154,13 @@ def _best_mix(contest: Contest, found: Iterable[Candidate]) -> BudgetValue:
     return budget_value([plans], contest.budget_usd_per_s)
 
 
-def _registry(contest: Contest, names: Iterable[str]) -> Iterator[Row]:
+def _registry(contest: Contest, names: Iterable[str], *, money_binds: bool) -> Iterator[Row]:
+    """The other strategies; where money binds, who searches at several prices may as often."""
     for name in names:
         if name == OURS:
             continue
-        found = contest.propose(name, contest.problem)
+        searches = 1 + NUM_PRICES if money_binds and name in SEVERAL_SEARCHES else 1
+        found = contest.propose(name, contest.problem, searches=searches)
         best = max(found, key=lambda c: c.estimate.samples_per_s, default=None)
         role: Role = "same" if _is_same_search(contest, name, best) else "baseline"
         note = "" if best or name == "do-nothing" else "no plan fits"
@@ -178,7 +187,7 @@ def _strong(contest: Contest) -> Iterator[Row]:
             continue
         recipe = RECIPES[rival["recipe"]]
         problem = replace(contest.problem, max_team=int(rival.get("max_team", 8)))
-        groups = recipe(problem, within(contest.deadline_s))
+        groups = recipe(problem, within((1 + NUM_PRICES) * contest.deadline_s))
         found = None
         if groups:
             found = candidate_of(CostModel(problem), groups, problem.schedules[0])

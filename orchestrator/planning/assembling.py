@@ -7,6 +7,7 @@ from orchestrator.core.plan import Group, Stage
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.curves import Curves, Option
 from orchestrator.planning.dealing import deal
+from orchestrator.planning.identity import MAX_KEPT
 from orchestrator.planning.sums import Alike
 
 FINE_MICROBATCHES = 16
@@ -25,6 +26,8 @@ class Assembler:
     def __init__(self, cost: CostModel, curves: Curves) -> None:
         self._cost, self._curves = cost, curves
         self._batch = cost.problem.batch_samples
+        # By the id of stages, kept alive here: the same groups come again and again.
+        self._groups: dict[tuple[object, ...], tuple[Group, tuple[Stage, ...]]] = {}
 
     def deals(
         self, chosen: Sequence[Option], alike: Sequence[Alike], schedule: str
@@ -52,9 +55,16 @@ class Assembler:
 
     def group(self, stages: tuple[Stage, ...], share: tuple[int, ...], schedule: str) -> Group:
         """A group of these stages and microbatches, K_s as its schedule wants them."""
-        if schedule == "gpipe":
-            stages = self._cost.with_inflight(stages, share[0], len(share), schedule)
-        return Group(stages, share)
+        key = (id(stages), share, schedule)
+        known = self._groups.get(key)
+        if known is None:
+            if len(self._groups) >= MAX_KEPT:
+                self._groups.clear()
+            held = stages
+            if schedule == "gpipe":
+                held = self._cost.with_inflight(stages, share[0], len(share), schedule)
+            known = self._groups[key] = Group(held, share), stages
+        return known[0]
 
     def aligned(
         self, chosen: Sequence[Option], alike: Sequence[Alike], schedule: str
@@ -75,7 +85,7 @@ class Assembler:
     def _recut(self, option: Option, cuts: Sequence[int], schedule: str) -> Option:
         """The option with other cuts; as it is where they leave a stage empty, or do not fit."""
         borders = [0, *cuts, option.stages[-1].end_layer]
-        if any(first >= end for first, end in pairwise(borders)):
+        if cuts == _cuts(option) or any(first >= end for first, end in pairwise(borders)):
             return option
         stages = tuple(
             Stage(stage.team, first, end)
@@ -88,7 +98,7 @@ def _cuts(option: Option) -> tuple[int, ...]:
     return tuple([stage.end_layer for stage in option.stages[:-1]])
 
 
-def snapped(own: Sequence[int], lead: Sequence[int]) -> list[int]:
+def snapped(own: Sequence[int], lead: Sequence[int]) -> tuple[int, ...]:
     """Cuts moved onto the leading ones, in order, so that they move least in all.
 
     Where there are more of them than leading ones, some stay; the result may then be out of
@@ -106,11 +116,11 @@ def snapped(own: Sequence[int], lead: Sequence[int]) -> list[int]:
         best = row
     _, places = min(best)
     if many is lead:
-        return [lead[place] for place in places]
+        return tuple([lead[place] for place in places])
     found = list(own)
     for place, cut in zip(places, lead, strict=True):
         found[place] = cut
-    return found
+    return tuple(found)
 
 
 def replicated(alike: Sequence[Alike]) -> bool:

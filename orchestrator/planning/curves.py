@@ -176,22 +176,56 @@ def common_end(
     Returns:
         The time, infinite when memory caps the shares below the batch, and the options.
     """
-
-    def done_by(time_s: float) -> float:
-        return sum(
-            count * max([option.samples_by(time_s) for option in options])
-            for options, count in zip(options_G, count_G, strict=True)
-        )
-
     latest_s = max(
         o.fill_drain_s + batch_samples / o.samples_per_s for options in options_G for o in options
     )
-    if done_by(latest_s) < batch_samples:
-        return inf, []
-    _, end_s = bracket(
-        lambda time_s: done_by(time_s) >= batch_samples, 0.0, latest_s, tolerance=END_TOLERANCE
-    )
+    end_s = _uncapped_end_s(options_G, count_G, batch_samples, latest_s)
+
+    def done_by(time_s: float) -> float:
+        return sum(
+            [
+                count * max([option.samples_by(time_s) for option in options])
+                for options, count in zip(options_G, count_G, strict=True)
+            ]
+        )
+
+    if done_by(end_s) < batch_samples * (1 - END_TOLERANCE):  # memory caps some shares
+        if done_by(latest_s) < batch_samples:
+            return inf, []
+        _, end_s = bracket(
+            lambda time_s: done_by(time_s) >= batch_samples,
+            end_s,
+            latest_s,
+            tolerance=END_TOLERANCE,
+        )
     return end_s, [max(options, key=lambda o: o.samples_by(end_s)) for options in options_G]
+
+
+def _uncapped_end_s(
+    options_G: Sequence[Sequence[Option]],
+    count_G: Sequence[int],
+    batch_samples: int,
+    latest_s: float,
+) -> float:
+    """The end if memory held any share: convex, so that Newton's steps come down to it."""
+    end_s, step_s = latest_s, inf
+    while step_s > END_TOLERANCE * end_s:
+        done = per_s = 0.0
+        for options, count in zip(options_G, count_G, strict=True):
+            most = grows = 0.0
+            for o in options:
+                further_s = end_s - o.fill_drain_s
+                if further_s < 0:
+                    mine, per = o.microbatch * end_s / o.fill_drain_s, o.microbatch / o.fill_drain_s
+                else:
+                    mine, per = o.microbatch + further_s * o.samples_per_s, o.samples_per_s
+                if mine > most:
+                    most, grows = mine, per
+            done += count * most
+            per_s += count * grows
+        step_s = (done - batch_samples) / per_s
+        end_s -= step_s
+    return end_s
 
 
 def _envelope(options: Sequence[Option]) -> tuple[Option, ...]:

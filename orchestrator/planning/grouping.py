@@ -1,7 +1,8 @@
 """Device by device: which groupings of teams the search starts from, and moves to."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,18 @@ MAX_NEIGHBOURS = 150
 """Moves tried from one grouping; more are sampled."""
 
 
+class _Move(NamedTuple):
+    """Chains that change, empty ones vanish, and one that is added. Few are ever carried out."""
+
+    changes: dict[int, Chain]
+    new: Chain = ()
+
+    def of(self, grouping: Grouping) -> Grouping:
+        """The grouping after the move."""
+        kept = [self.changes.get(g, chain) for g, chain in enumerate(grouping)]
+        return tuple([chain for chain in (*kept, self.new) if chain])
+
+
 class DeviceSpace:
     """Every grouping of every device; alike devices are met once.
 
@@ -22,7 +35,8 @@ class DeviceSpace:
 
     def __init__(self, roster: Roster) -> None:
         self.roster, self.teams = roster, roster.teams
-        self._near: dict[Grouping, tuple[Grouping, ...]] = {}
+        self._chains: dict[Chain, ChainSet] = {}
+        self._near: dict[Grouping, tuple[_Move, ...]] = {}
 
     def seeds(self, seconds_per_sample: Sequence[float]) -> list[Grouping]:
         """Data parallel on the fastest devices, chains, single devices, whole nodes as teams.
@@ -84,12 +98,12 @@ class DeviceSpace:
         raw = self._one_move_away(state)
         seen = {state}
         for index in rng.permutation(len(raw))[:MAX_NEIGHBOURS]:
-            near = self.roster.canonical(raw[index])
+            near = self.roster.canonical(raw[index].of(state))
             if near not in seen and max(map(len, near), default=0) <= longest:
                 seen.add(near)
                 yield near
 
-    def _one_move_away(self, grouping: Grouping) -> tuple[Grouping, ...]:
+    def _one_move_away(self, grouping: Grouping) -> tuple[_Move, ...]:
         found = self._near.get(grouping)
         if found is None:
             unused = self.unused(grouping)
@@ -105,10 +119,11 @@ class DeviceSpace:
 
     def chains(self, state: Grouping) -> list[ChainSet]:
         """Every chain stands for itself."""
-        found = []
-        for chain in state:
-            teams = tuple([self.teams[team] for team in chain])
-            found.append(ChainSet(teams, Alike(1, teams, teams)))
+        return [self._chains.get(chain) or self._shown(chain) for chain in state]
+
+    def _shown(self, chain: Chain) -> ChainSet:
+        teams = tuple([self.teams[team] for team in chain])
+        found = self._chains[chain] = ChainSet(teams, Alike(1, teams, teams))
         return found
 
     def used(self, state: Grouping) -> list[tuple[int, int]]:
@@ -184,7 +199,7 @@ class DeviceSpace:
                 found.append(device)
         return found
 
-    def _joined(self, grouping: Grouping) -> Iterator[Grouping]:
+    def _joined(self, grouping: Grouping) -> Iterator[_Move]:
         """A team twice as large: with its neighbour, another group's, or idle devices."""
         roster = self.roster
         if len(roster.members) == len(roster.devices):
@@ -202,7 +217,7 @@ class DeviceSpace:
                     if d not in used
                 ]
                 if larger := self._union(mine, idle[: len(mine)]):
-                    yield _put(grouping, {g: (*chain[:p], larger, *chain[p + 1 :])})
+                    yield _Move({g: (*chain[:p], larger, *chain[p + 1 :])})
                 for h, other in enumerate(grouping):
                     for q, partner in enumerate(other):
                         if (h, q) <= (g, p) and (h == g or len(other) == 1):
@@ -213,7 +228,7 @@ class DeviceSpace:
                             if h == g:
                                 joined = [larger if i == p else t for i, t in enumerate(chain)]
                                 changes = {g: tuple(t for i, t in enumerate(joined) if i != q)}
-                            yield _put(grouping, changes)
+                            yield _Move(changes)
 
     def _union(self, one: Sequence[int], two: Sequence[int]) -> int | None:
         """The team of both, if they are equal in number and such a team is offered."""
@@ -221,7 +236,7 @@ class DeviceSpace:
             return None
         return self.roster.team_of.get(tuple(sorted((*one, *two))))
 
-    def _parted(self, grouping: Grouping) -> Iterator[Grouping]:
+    def _parted(self, grouping: Grouping) -> Iterator[_Move]:
         """A team in halves: as neighbours, or with one half idle."""
         roster = self.roster
         for g, chain in enumerate(grouping):
@@ -232,10 +247,10 @@ class DeviceSpace:
                     continue
                 first, second = (roster.team_of.get(m) for m in (members[:half], members[half:]))
                 if first is not None and second is not None:
-                    yield _put(grouping, {g: (*chain[:p], first, second, *chain[p + 1 :])})
-                    yield _put(grouping, {g: (*chain[:p], first, *chain[p + 1 :])})
+                    yield _Move({g: (*chain[:p], first, second, *chain[p + 1 :])})
+                    yield _Move({g: (*chain[:p], first, *chain[p + 1 :])})
                     if len(chain) == 1:
-                        yield _put(grouping, {g: (first,)}, (second,))
+                        yield _Move({g: (first,)}, (second,))
 
 
 def _hands(order: Sequence[int]) -> Iterator[Grouping]:
@@ -243,63 +258,57 @@ def _hands(order: Sequence[int]) -> Iterator[Grouping]:
     return (tuple(dealt_out(order, count)) for count in range(2, len(order) // 2 + 1))
 
 
-def _put(grouping: Grouping, changes: Mapping[int, Chain], *new: Chain) -> Grouping:
-    """The grouping with some chains changed; an empty chain vanishes."""
-    kept = [changes.get(g, chain) for g, chain in enumerate(grouping)]
-    return tuple(chain for chain in (*kept, *new) if chain)
-
-
-def _with_unused(grouping: Grouping, unused: Sequence[int]) -> Iterator[Grouping]:
+def _with_unused(grouping: Grouping, unused: Sequence[int]) -> Iterator[_Move]:
     for device in unused:
-        yield _put(grouping, {}, (device,))
+        yield _Move({}, (device,))
         for g, chain in enumerate(grouping):
             for p in range(len(chain) + 1):
-                yield _put(grouping, {g: (*chain[:p], device, *chain[p:])})
+                yield _Move({g: (*chain[:p], device, *chain[p:])})
             for p in range(len(chain)):
-                yield _put(grouping, {g: (*chain[:p], device, *chain[p + 1 :])})
+                yield _Move({g: (*chain[:p], device, *chain[p + 1 :])})
 
 
-def _without(grouping: Grouping) -> Iterator[Grouping]:
+def _without(grouping: Grouping) -> Iterator[_Move]:
     for g, chain in enumerate(grouping):
         if len(grouping) > 1:
-            yield _put(grouping, {g: ()})
+            yield _Move({g: ()})
         for p in range(len(chain)):
             if len(chain) > 1:
-                yield _put(grouping, {g: chain[:p] + chain[p + 1 :]})
+                yield _Move({g: chain[:p] + chain[p + 1 :]})
 
 
-def _moved(grouping: Grouping) -> Iterator[Grouping]:
+def _moved(grouping: Grouping) -> Iterator[_Move]:
     """Relocate one device, or swap two."""
     for g, chain in enumerate(grouping):
         for p, device in enumerate(chain):
             rest = chain[:p] + chain[p + 1 :]
             if rest:
-                yield _put(grouping, {g: rest}, (device,))
+                yield _Move({g: rest}, (device,))
             for h, other in enumerate(grouping):
                 target = rest if h == g else other
                 for q in range(len(target) + 1):
                     joined = (*target[:q], device, *target[q:])
-                    yield _put(grouping, {g: joined} if h == g else {g: rest, h: joined})
+                    yield _Move({g: joined} if h == g else {g: rest, h: joined})
             for h in range(g, len(grouping)):
                 for q in range(len(grouping[h])):
                     if (g, p) < (h, q):
                         yield _swapped(grouping, (g, p), (h, q))
 
 
-def _swapped(grouping: Grouping, one: tuple[int, int], two: tuple[int, int]) -> Grouping:
-    chains = [list(chain) for chain in grouping]
+def _swapped(grouping: Grouping, one: tuple[int, int], two: tuple[int, int]) -> _Move:
     (g, p), (h, q) = one, two
+    chains = {g: list(grouping[g]), h: list(grouping[h])}
     chains[g][p], chains[h][q] = chains[h][q], chains[g][p]
-    return tuple(tuple(chain) for chain in chains)
+    return _Move({i: tuple(chain) for i, chain in chains.items()})
 
 
-def _reshaped(grouping: Grouping) -> Iterator[Grouping]:
+def _reshaped(grouping: Grouping) -> Iterator[_Move]:
     """Reverse, split, merge."""
     for g, chain in enumerate(grouping):
         if len(chain) > 1:
-            yield _put(grouping, {g: chain[::-1]})
+            yield _Move({g: chain[::-1]})
         for p in range(1, len(chain)):
-            yield _put(grouping, {g: chain[:p]}, chain[p:])
+            yield _Move({g: chain[:p]}, chain[p:])
         for h in range(len(grouping)):
             if h != g:
-                yield _put(grouping, {g: chain + grouping[h], h: ()})
+                yield _Move({g: chain + grouping[h], h: ()})

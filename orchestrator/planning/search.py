@@ -35,6 +35,9 @@ POLISH_GRAIN = 0.3
 """Trials get all of the polish when this ratio, and this over the number of microbatches in the
 batch, times what their samples are worth, brings them to the best one."""
 
+NUM_LEARNED = 16
+"""Polished trials after which the search knows what polish brings here."""
+
 DETOUR_RATIO = 0.15
 """States that promise less than the best score by more than this, relative to what the best
 one's samples are worth, are not climbed through."""
@@ -80,6 +83,7 @@ class Search:
         cost = evaluator.cost
         self._idle_score = -backlog_usd * cost.standing_usd_per_s
         microbatches = cost.problem.batch_samples / cost.problem.microbatch_samples
+        self._num_polished, self._largest_gain = 0, 0.0
         self._polish_ratio = POLISH_RATIO + POLISH_GRAIN / microbatches
         self._hope_factor = HOPE_FACTOR + HOPE_GRAIN / microbatches
         self._batch = cost.problem.batch_samples
@@ -266,8 +270,11 @@ class Search:
         return trial
 
     def _margin(self, trial: Trial) -> float:
-        """How much polish usually brings at most."""
-        return self._polish_ratio * self._weight * trial.estimate.samples_per_s
+        """How much polish usually brings at most; after a while twice what it has brought."""
+        ratio = self._polish_ratio
+        if self._num_polished >= NUM_LEARNED:
+            ratio = min(ratio, 2 * self._largest_gain)
+        return ratio * self._weight * trial.estimate.samples_per_s
 
     def _score(self, estimate: StepEstimate) -> float:
         cost = estimate.counted_usd_per_s
@@ -300,7 +307,12 @@ class Search:
                     trial, self._evaluator.variations.of_cuts, self._evaluator.estimate
                 )
                 if best is None or self.score(trial) >= self.score(best) - self._margin(trial):
+                    before = trial
                     trial = polished[state] = self.polish(trial, self._evaluator.estimate)
+                    worth = self._weight * before.estimate.samples_per_s
+                    self._num_polished += 1
+                    gain = (self.score(trial) - self.score(before)) / worth
+                    self._largest_gain = max(self._largest_gain, gain)
                 self._elite[state] = trial
         if trial and (best is None or self.score(trial) > self.score(best)):
             trial = self._exact(trial)

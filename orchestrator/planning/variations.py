@@ -15,6 +15,9 @@ from orchestrator.planning.waterfill import as_microbatches
 Variation = Callable[[], Iterator[Assembled]]
 """A small change of a trial: what may come of it, worked out when asked."""
 
+_Shift = tuple[int, int] | None
+"""A cut, and by how many layers it moves."""
+
 
 class Variations:
     """Lists changes of trials in one cluster.
@@ -50,7 +53,10 @@ class Variations:
                 yield tuple(changed), trial.alike
 
     def all(self, trial: Trial) -> list[Variation]:
-        """A boundary or a microbatch size changed, or both, or a few samples moved."""
+        """A boundary or a microbatch size changed, or both, or a few samples moved.
+
+        Of sets of groups that are alike one is changed, or all of them.
+        """
         sets = _sets(trial)
         alike = [alike for _, _, alike in sets]
         many = replicated(alike)
@@ -58,45 +64,61 @@ class Variations:
         def sized(stages: tuple[Stage, ...], size: int) -> Option | None:
             return self._curves.sized(stages, size, trial.schedule, replicated=many)
 
+        def changed(shift: _Shift, size: int, k: int) -> Option | None:
+            stages = _shifted(sets[k][0], *shift) if shift else sets[k][0]
+            return sized(stages, size) if stages else None
+
         options = [sized(stages, size) for stages, size, _ in sets]
-        found: list[Variation] = []
-        for k, (here, now, _) in enumerate(sets):
-            cuts = [(stage.first_layer, step) for stage in here[1:] for step in (-1, 1)]
-            shifted = [_shifted(here, *cut) for cut in cuts]
-            changes = [(stages, now) for stages in shifted]
-            # Few microbatches make both matter at once: a larger one wants other cuts.
-            both = shifted if self._assembler.is_coarse(now, alike) else []
-            others = [size for size in self._curves.sizes if size != now]
-            changes += [(stages, size) for size in others for stages in (here, *both)]
-            found += [
-                partial(self._resized, trial.schedule, alike, options, k, partial(sized, *change))
-                for change in changes
-                if change[0]
-            ]
-        return [*found, *self._reshares(trial)]
+        kin: dict[tuple[object, ...], list[int]] = {}
+        for k, (stages, size, one) in enumerate(sets):
+            kin.setdefault((self._cost.key(stages), size, one.num_groups), []).append(k)
+        return [
+            *(
+                partial(self._resized, trial.schedule, alike, options, some, partial(changed, *how))
+                for mates in kin.values()
+                for how in self._changes(*sets[mates[0]][:2], alike)
+                for some in ((mates[:1], mates) if len(mates) > 1 else (mates,))
+            ),
+            *self._reshares(trial),
+        ]
+
+    def _changes(
+        self, stages: tuple[Stage, ...], now: int, alike: Sequence[Alike]
+    ) -> list[tuple[_Shift, int]]:
+        """How a cut may move and which size microbatches may have instead."""
+        shifts = [(stage.first_layer, step) for stage in stages[1:] for step in (-1, 1)]
+        sizes = [size for size in self._curves.sizes if size != now]
+        # Few microbatches make both matter at once: a larger one wants other cuts.
+        both = product(shifts, sizes) if self._assembler.is_coarse(now, alike) else ()
+        return [*((shift, now) for shift in shifts), *((None, size) for size in sizes), *both]
 
     def _resized(
         self,
         schedule: str,
         alike: Sequence[Alike],
         options: Sequence[Option | None],
-        k: int,
-        change: Callable[[], Option | None],
+        some: Sequence[int],
+        changed: Callable[[int], Option | None],
     ) -> Iterator[Assembled]:
-        """Another option for set k; shares are dealt anew."""
-        chosen = [o for o in (*options[:k], change(), *options[k + 1 :]) if o]
-        if len(chosen) == len(options):
-            yield from self._assembler.deals(chosen, alike, schedule)
+        """Other options for some of the sets; shares are dealt anew."""
+        chosen = list(options)
+        for k in some:
+            chosen[k] = changed(k)
+        if all(chosen):
+            yield from self._assembler.deals([o for o in chosen if o], alike, schedule)
 
     def _reshares(self, trial: Trial) -> list[Variation]:
-        """Samples from the group that ends last to each other group of as many alike."""
+        """Samples from the group that ends last to each unlike group of as many alike."""
         groups, ends_s = trial.groups, trial.estimate.group_s
         giver = ends_s.index(max(ends_s))
         size = groups[giver].microbatches[0]
+        takers: dict[tuple[object, ...], int] = {}
+        for g, (group, one) in enumerate(zip(groups, trial.alike, strict=True)):
+            if g != giver and one.num_groups == trial.alike[giver].num_groups:
+                takers.setdefault((self._cost.key(group.stages), group.microbatches), g)
         return [
             partial(self._reshared, trial, giver, taker, count)
-            for taker in range(len(groups))
-            if taker != giver and trial.alike[giver].num_groups == trial.alike[taker].num_groups
+            for taker in takers.values()
             for count in dict.fromkeys((1, size // 2, size))
             if 0 < count < groups[giver].num_samples
         ]

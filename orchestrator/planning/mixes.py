@@ -4,12 +4,12 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import combinations, product
+from itertools import combinations, groupby, product
 
 import numpy as np
 
 from orchestrator.planning.roster import dealt_out
-from orchestrator.planning.stock import Mix, Stock, Template, make_mix
+from orchestrator.planning.stock import Mix, Piece, Stock, Template, make_mix
 
 SHARES = ((1.0, 80), (0.25, 40), (0.0, 30))
 """Parts of the groups of a template that a move changes, and how many such moves are tried."""
@@ -136,7 +136,8 @@ def near(stock: Stock, state: Mix, longest: int, rng: np.random.Generator) -> It
     """Mixes one move away, those that change most groups first; no doubles.
 
     Moves change the pieces of all groups of a template, of a quarter of them, or of one: add,
-    drop, replace, swap, reverse, join and part teams; whole groups come, go, merge and split.
+    drop, replace, swap, reverse, join and part teams; whole groups come, go, merge and split,
+    end to end or every run of like pieces by itself.
 
     Args:
         stock: The classes.
@@ -178,6 +179,7 @@ class _Moves:
         self._wanted: list[Template] = [*self._base, *singles]
         self._add(len(self._wanted), self._more)
         self._add(len(state) ** 2, self._merged)
+        self._add(len(state), self._deepened)
 
     def _add(self, count: int, build: _Build) -> None:
         self._blocks.append(build)
@@ -229,6 +231,17 @@ class _Moves:
             changed[one + two] = changed.get(one + two, 0) + moved
         return changed
 
+    def _deepened(self, index: int) -> dict[Template, int]:
+        """Half as many groups of a template, with twice as many of each run of like pieces."""
+        template, count = self._state[index]
+        changed = dict(self._base)
+        if count > 1:
+            moved = self._part(count // 2)
+            deep = tuple(piece for piece, n in _runs(template) for _ in range(2 * n))
+            changed[template] -= 2 * moved
+            changed[deep] = changed.get(deep, 0) + moved
+        return changed
+
     def _part(self, count: int) -> int:
         """The share of a number of groups, at least one."""
         return max(1, int(self._share * count))
@@ -242,10 +255,21 @@ def _with_piece(stock: Stock, template: Template, index: int) -> tuple[Template]
 
 
 def _split(template: Template) -> Iterator[tuple[Template, ...]]:
-    """One piece less, or two chains."""
+    """One piece less, or two chains: its parts, or such as have half of each run of like pieces.
+
+    The latter keep a stage of every class, for instance the only one that holds the first layers.
+    """
     if len(template) > 1:
+        shallow = tuple(piece for piece, n in _runs(template) for _ in range((n + 1) // 2))
+        if shallow != template:
+            yield shallow, shallow
         yield from ((template[:p] + template[p + 1 :],) for p in range(len(template)))
         yield from ((template[:p], template[p:]) for p in range(1, len(template)))
+
+
+def _runs(template: Template) -> list[tuple[Piece, int]]:
+    """Pieces and how many like ones follow each other."""
+    return [(piece, len(list(same))) for piece, same in groupby(template)]
 
 
 def _with_other_teams(stock: Stock, template: Template) -> Iterator[tuple[Template]]:

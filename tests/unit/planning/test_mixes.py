@@ -2,7 +2,9 @@
 
 from itertools import chain, combinations
 
-from orchestrator.planning.mixes import seeds
+import numpy as np
+
+from orchestrator.planning.mixes import near, seeds
 from orchestrator.planning.stock import DeviceClass, Stock
 
 
@@ -38,3 +40,13 @@ def test_first_guesses_have_no_more_groups_than_samples() -> None:
     assert max(sum(count for _, count in mix) for mix in guesses) == 3
     assert ((((0, 1),), 3),) in guesses
     assert any(len(mix) > 1 and {c for t, _ in mix for c, _ in t} == {0, 1} for mix in guesses)
+
+
+def test_one_deep_chain_becomes_two_that_are_led_by_a_device_of_its_first_class() -> None:
+    """Where only that class holds the first layers, splitting the chain leads nowhere."""
+    stock = Stock([DeviceClass(((0,), (1,), (2,), (3,)), (1,)), DeviceClass(((4, 5),), (1,))])
+    deep = (((1, 1), (0, 1), (0, 1), (0, 1), (0, 1)), 1)
+    wide = (((1, 1), (0, 1), (0, 1)), 2)
+    assert (wide,) in near(stock, (deep,), 8, np.random.default_rng(0))
+    deeper = (((1, 1), (1, 1), (0, 1), (0, 1), (0, 1), (0, 1)), 1)
+    assert (deeper,) in near(stock, (wide,), 8, np.random.default_rng(0))

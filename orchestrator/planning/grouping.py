@@ -303,7 +303,9 @@ def _swapped(grouping: Grouping, one: tuple[int, int], two: tuple[int, int]) -> 
 
 
 def _reshaped(grouping: Grouping) -> Iterator[_Move]:
-    """Reverse, split, merge."""
+    """Reverse one or all, split, merge; chains that run the same way share their cuts."""
+    if len(grouping) > 1:
+        yield _Move({g: chain[::-1] for g, chain in enumerate(grouping)})
     for g, chain in enumerate(grouping):
         if len(chain) > 1:
             yield _Move({g: chain[::-1]})

@@ -180,6 +180,7 @@ class _Moves:
         self._add(len(self._wanted), self._more)
         self._add(len(state) ** 2, self._merged)
         self._add(len(state), self._deepened)
+        self._add(1, self._reversed)
 
     def _add(self, count: int, build: _Build) -> None:
         self._blocks.append(build)
@@ -240,6 +241,13 @@ class _Moves:
             deep = tuple(piece for piece, n in _runs(template) for _ in range(2 * n))
             changed[template] -= 2 * moved
             changed[deep] = changed.get(deep, 0) + moved
+        return changed
+
+    def _reversed(self, _: int) -> dict[Template, int]:
+        """All chains the other way round: their cuts, which sums share, stay aligned."""
+        changed = Counter[Template]()
+        for template, count in self._state:
+            changed[template[::-1]] += count
         return changed
 
     def _part(self, count: int) -> int:

@@ -50,3 +50,11 @@ def test_one_deep_chain_becomes_two_that_are_led_by_a_device_of_its_first_class(
     assert (wide,) in near(stock, (deep,), 8, np.random.default_rng(0))
     deeper = (((1, 1), (1, 1), (0, 1), (0, 1), (0, 1), (0, 1)), 1)
     assert (deeper,) in near(stock, (wide,), 8, np.random.default_rng(0))
+
+
+def test_all_chains_turn_round_at_once() -> None:
+    """One by itself would be cut elsewhere than the others, and share no sums with them."""
+    stock = Stock([DeviceClass(((3 * c, 3 * c + 1, 3 * c + 2),), (1,)) for c in range(3)])
+    chains = (((0, 1), (1, 1)), 2), (((2, 1), (1, 1)), 1)
+    turned = tuple(sorted((template[::-1], count) for template, count in chains))
+    assert turned in near(stock, chains, 8, np.random.default_rng(0))

@@ -71,7 +71,7 @@ class _Stage:
     quick: bool
 
     def config(self, strategy: str) -> RunConfig:
-        """The run, with the deadline of the form and of the strategy."""
+        """The run, with the deadline of the form and of what plans."""
         config = self.case.config
         limit_s = config.control.plan_deadline_s
         if self.quick:
@@ -129,7 +129,7 @@ def _fare(stage: _Stage, name: str, rival: Mapping[str, Any], world: Scenario) -
         strategy = RIVALS[rival["rival"]](rival, spy)
         world = Scenario((*world.streams, spy), world.seed)
     return rehearse(
-        stage.config(name),
+        stage.config(str(rival.get("strategy", name))),
         stage.case.profile,
         days=stage.hours / HOURS_A_DAY,
         strategy=strategy,

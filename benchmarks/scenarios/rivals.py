@@ -329,14 +329,17 @@ class SingleKind:
         """Plans of one kind and idle; see ``Strategy``."""
         kinds = sorted({d.kind for d in problem.cluster.devices})
         if not self.kind:
-            ratios = {kind: self._ratio(problem, kind, out_of_time) for kind in kinds}
+            ratios = {kind: self._ratio(problem, kind) for kind in kinds}
             self.kind = max(ratios, key=lambda kind: ratios[kind])
             self.strategy = make_strategy("joint")
         return self.strategy.propose(_only(problem, self.kind), out_of_time=out_of_time)
 
-    def _ratio(self, problem: PlanningProblem, kind: str, out_of_time: OutOfTime) -> float:
+    def _ratio(self, problem: PlanningProblem, kind: str) -> float:
+        """Once, so in full: else the kinds that are tried last would have no time."""
         try:
-            found = make_strategy("cheapest").propose(_only(problem, kind), out_of_time=out_of_time)
+            found = make_strategy("cheapest").propose(
+                _only(problem, kind), out_of_time=lambda: False
+            )
         except InfeasibleError:
             return 0.0
         running = [c.estimate.samples_per_usd for c in found if not c.plan.is_idle]

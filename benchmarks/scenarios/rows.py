@@ -11,7 +11,7 @@ LEVEL_PCT = 0.1
 """Rates that differ by less are level: the search itself is held to 0.1 % of the optimum."""
 
 SEVERAL_SEARCHES = ("cheapest", "slot-cap", "tuned-rate-cap", "tuned-price-cap", "frozen-price")
-MORE_TIME = 2.0
+MORE_TIME = 5.0
 """Strategies that search at several prices of money in every slot, and so get more time."""
 
 Role = Literal["ours", "baseline", "strong", "same", "reference"]

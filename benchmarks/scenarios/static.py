@@ -23,7 +23,7 @@ from orchestrator.strategies.explorer import candidate_of
 from orchestrator.strategies.registry import STRATEGIES, make_strategy
 from orchestrator.whatif.loops import figures_of
 
-DEADLINE_S, QUICK_DEADLINE_S = 0.5, 0.2
+DEADLINE_S, QUICK_DEADLINE_S = 1.0, 0.2
 """CPU seconds that a strategy may search, unless the file says otherwise."""
 
 NUM_PRICES = 4
@@ -122,7 +122,7 @@ def run_case(case: Case, options: argparse.Namespace) -> list[Row]:
     # Where money does not bind most of the registry is the joint search once more: once will do.
     every = case.get("quick", False) and not options.quick
     names = tuple(STRATEGIES) if every else (*RECIPE_NAMES, "cheapest", "greedy")
-    rows = [ours, *_registry(contest, names, money_binds=money_binds), *_strong(contest)]
+    rows = [ours, *_registry(contest, names, ours if not money_binds else None), *_strong(contest)]
     if case.get("exhaustive", False):
         rows.append(_optimum(contest, ours))
     return rows
@@ -154,29 +154,29 @@ def _best_mix(contest: Contest, found: Iterable[Candidate]) -> BudgetValue:
     return budget_value([plans], contest.budget_usd_per_s)
 
 
-def _registry(contest: Contest, names: Iterable[str], *, money_binds: bool) -> Iterator[Row]:
-    """The other strategies; where money binds, who searches at several prices may as often."""
+def _registry(contest: Contest, names: Iterable[str], same: Row | None) -> Iterator[Row]:
+    """The other strategies.
+
+    ``same``: our row where money binds nothing; whoever asks the same search then has it. Where
+    money binds, who searches at several prices may search as often as ours.
+    """
+    spot = any(offer.spot for offer in contest.problem.cluster.offers)
     for name in names:
         if name == OURS:
             continue
-        searches = 1 + NUM_PRICES if money_binds and name in SEVERAL_SEARCHES else 1
+        searches_alike = name not in (*RECIPE_NAMES, "cheapest") and not (
+            spot and name == "on-demand"
+        )
+        if same and searches_alike:
+            yield replace(same, strategy=name, role="same", note="the joint search")
+            continue
+        searches = 1 + NUM_PRICES if not same and name in SEVERAL_SEARCHES else 1
         found = contest.propose(name, contest.problem, searches=searches)
         best = max(found, key=lambda c: c.estimate.samples_per_s, default=None)
-        role: Role = "same" if _is_same_search(contest, name, best) else "baseline"
         note = "" if best or name == "do-nothing" else "no plan fits"
         if best and best.estimate.cost_usd_per_s > contest.budget_usd_per_s * (1 + 1e-6):
             note = "over budget, duty-cycled"
-        yield contest.row(name, role, best, note)
-
-
-def _is_same_search(contest: Contest, name: str, best: Candidate | None) -> bool:
-    """Whether it asks the joint search for the fastest plan and money holds nothing back."""
-    if name in (*RECIPE_NAMES, "cheapest") or best is None:
-        return False
-    cluster = contest.problem.cluster
-    whole = sum(cluster.price_usd_per_s(d.device_id) for d in cluster.devices)
-    spot = any(offer.spot for offer in cluster.offers)
-    return whole <= contest.budget_usd_per_s * (1 + 1e-6) and not (spot and name == "on-demand")
+        yield contest.row(name, "baseline", best, note)
 
 
 def _strong(contest: Contest) -> Iterator[Row]:

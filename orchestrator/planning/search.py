@@ -137,9 +137,9 @@ class Search:
         guesses = list(
             self._in_time(self._evaluator.space.seeds(self._evaluator.seconds_per_sample))
         )
-        if self._best is None:
-            guesses = [*guesses, *self._kind_by_kind(guesses)]
-        ranked = self._ranked(guesses)[:NUM_POLISHED]
+        # One of them, so that they do not crowd out unlike guesses.
+        joined = self._ranked(self._kind_by_kind(guesses))[:1] if self._best is None else []
+        ranked = [*joined, *self._ranked(guesses)[:NUM_POLISHED]]
         return [trial for trial in map(self._look, ranked) if trial]
 
     def _kind_by_kind(self, guesses: Sequence[State]) -> list[State]:

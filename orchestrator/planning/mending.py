@@ -20,11 +20,19 @@ class Mender:
     Args:
         stock: The classes there are now.
         class_of: Of every device that is there.
+        node_of: Of every device, its node's number among those of its class.
         shown: A device of each class.
     """
 
-    def __init__(self, stock: Stock, class_of: Mapping[str, int], shown: Sequence[Device]) -> None:
-        self._stock, self._class_of, self._shown = stock, class_of, shown
+    def __init__(
+        self,
+        stock: Stock,
+        class_of: Mapping[str, int],
+        node_of: Mapping[str, int],
+        shown: Sequence[Device],
+    ) -> None:
+        self._stock, self._shown = stock, shown
+        self._class_of, self._node_of = class_of, node_of
         order = sorted(
             range(len(shown)), key=lambda c: (shown[c].slowdown, -stock.classes[c].num_devices, c)
         )
@@ -59,21 +67,31 @@ class Mender:
                 slowest = max(classes, key=lambda c: (self._shown[c].slowdown, c))
                 template.append((slowest if min(classes) >= 0 else -1, len(classes)))
             if all(piece in self._stock.index_of for piece in template):
-                found[tuple(template)] += 1
+                nodes = [self._node_of[s.team.device_ids[0]] for s in group.stages]
+                found[self._stock.laid(tuple(template), nodes)] += 1
         return found
 
     def _formed_anew(self, plan: Plan) -> Counter[Template]:
         """As many groups over the same pools; a chain stays on one class as far as that goes."""
-        wanted = Counter(kins for group in plan.groups if (kins := self._kins(group)))
+        wanted = Counter(
+            (kins, self._is_apart(group)) for group in plan.groups if (kins := self._kins(group))
+        )
         free = {c: one.num_devices for c, one in enumerate(self._stock.classes)}
         found = Counter[Template]()
-        for kins, count in sorted(wanted.items(), key=lambda one: (-one[1], one[0])):
+        for (kins, is_apart), count in sorted(wanted.items(), key=lambda one: (-one[1], one[0])):
             for _ in range(count):
                 template = self._drawn(kins, free)
                 if not template:
                     break
-                found[template] += 1
+                found[self._stock.apart(template) if is_apart else template] += 1
         return found
+
+    def _is_apart(self, group: Group) -> bool:
+        """Whether neighbours of one class had nodes of their own."""
+        pieces = [(self._class_of.get(s.team.device_ids[0], -1), s.team.size) for s in group.stages]
+        nodes = [self._node_of.get(s.team.device_ids[0], -1) for s in group.stages]
+        known = [piece in self._stock.index_of for piece in pieces]
+        return all(known) and self._stock.laid(tuple(pieces), nodes) != tuple(pieces)
 
     def _kins(self, group: Group) -> tuple[tuple[Kin, int], ...]:
         """Whose devices its stages want, and how many; () when nobody of the group is left."""

@@ -43,23 +43,50 @@ def seeds(stock: Stock, seconds_per_sample: Sequence[float], most_groups: int) -
 
 
 def _guesses(stock: Stock, fastest: Sequence[int], most_groups: int) -> Iterator[Mix]:
-    for size, depth in product(sorted({size for _, size in stock.pieces}), DEPTHS):
-        chosen = [
+    """Those that use all devices in few shapes come first: there may be time for no more."""
+    shapes = [
+        [
             (template, count)
             for c in fastest
             for template in [((c, size),) * depth]
             if (c, size) in stock.index_of and (count := stock.most(template))
         ]
-        for some in _some_of(chosen, every=depth == 1):
-            yield _first_of(some, most_groups)
-    for template in _across(stock, fastest):
-        yield _first_of(_filled(stock, template, fastest), most_groups)
+        for size, depth in product(sorted({size for _, size in stock.pieces}), DEPTHS)
+    ]
+    yield from (_first_of(shape, most_groups) for shape in shapes)
+    for template in _through_all_nodes(stock, fastest):
         yield _first_of([(template, stock.most(template))], most_groups)
     devices = [c for c in fastest for _ in range(stock.classes[c].num_devices)]
     for depth in DEPTHS[1:]:
         if num_groups := min(len(devices) // depth, most_groups):
-            chains = (tuple((c, 1) for c in hand) for hand in dealt_out(devices, num_groups))
+            chains = [tuple((c, 1) for c in hand) for hand in dealt_out(devices, num_groups)]
             yield make_mix(Counter(chains))
+            yield make_mix(Counter(map(stock.apart, chains)))
+    for shape in shapes:
+        every = bool(shape) and len(shape[0][0]) == 1
+        yield from (_first_of(some, most_groups) for some in _some_of(shape, every=every))
+    for template in _across(stock, fastest):
+        yield _first_of(_filled(stock, template, fastest), most_groups)
+        yield _first_of([(template, stock.most(template))], most_groups)
+
+
+def _through_all_nodes(stock: Stock, fastest: Sequence[int]) -> Iterator[Template]:
+    """Chains with stages on nodes of their own, of every class in proportion to its nodes.
+
+    The same stages of several groups share nodes, inside which their gradients are summed.
+    """
+    num_nodes = [len(stock.classes[c].nodes) for c in fastest]
+    for size in sorted({size for _, size in stock.pieces}):
+        for depth in (*DEPTHS[1:], sum(num_nodes)):
+            counts = [round(depth * n / sum(num_nodes)) for n in num_nodes]
+            template = tuple(
+                (c, size)
+                for c, count in zip(fastest, counts, strict=True)
+                if (c, size) in stock.index_of
+                for _ in range(count)
+            )
+            if len(template) > 1:
+                yield stock.apart(template)
 
 
 def _some_of(
@@ -169,7 +196,11 @@ class _Moves:
         self._base, self._blocks = dict(state), list[_Build]()
         self._firsts = [0]
         for template, count in state:
-            few = [*_split(template), *_with_other_teams(stock, template), *_reordered(template)]
+            few = [
+                *_split(template),
+                *_with_other_teams(stock, template),
+                *_reordered(stock, template),
+            ]
             self._add(len(few), partial(self._followed, template, count, few.__getitem__))
             many = (2 * len(template) + 1) * len(stock.pieces)
             other = partial(_with_piece, stock, template)
@@ -285,12 +316,13 @@ def _with_other_teams(stock: Stock, template: Template) -> Iterator[tuple[Templa
     for p, (c, size) in enumerate(template):
         if (c, 2 * size) in stock.index_of and template[p + 1 : p + 2] == ((c, size),):
             yield ((*template[:p], (c, 2 * size), *template[p + 2 :]),)
-        if size > 1 and (c, size // 2) in stock.index_of:
-            yield ((*template[:p], (c, size // 2), (c, size // 2), *template[p + 1 :]),)
+        half = size // 2 if size % 2 == 0 else 0
+        if (c, half) in stock.index_of:
+            yield ((*template[:p], (c, half), (c, half), *template[p + 1 :]),)
 
 
-def _reordered(template: Template) -> Iterator[tuple[Template]]:
-    """Two pieces swapped, or all of them reversed."""
+def _reordered(stock: Stock, template: Template) -> Iterator[tuple[Template]]:
+    """Two pieces swapped, all of them reversed, or laid out otherwise."""
     for p, q in combinations(range(len(template)), 2):
         if template[q] != template[p]:
             pieces = list(template)
@@ -298,3 +330,4 @@ def _reordered(template: Template) -> Iterator[tuple[Template]]:
             yield (tuple(pieces),)
     if len(template) > 1:
         yield (template[::-1],)
+        yield from ((other,) for other in (stock.apart(template), stock.together(template)))

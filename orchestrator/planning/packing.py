@@ -64,3 +64,22 @@ def assign(sizes: Sequence[int], node_sizes: Sequence[int]) -> list[int] | None:
         found[part] = node
         open_by_free[free - size].append(node)
     return found
+
+
+def spread(sizes: Sequence[int], node_sizes: Sequence[int]) -> list[int] | None:
+    """A node of its own for every part, emptiest first.
+
+    Args:
+        sizes: Devices of every part.
+        node_sizes: Free devices of every node.
+
+    Returns:
+        Node indices, or None when there are too few nodes.
+    """
+    order = sorted(range(len(node_sizes)), key=lambda node: (-node_sizes[node], node))
+    found = [-1] * len(sizes)
+    for node, part in zip(order, sorted(range(len(sizes)), key=lambda i: -sizes[i]), strict=False):
+        if node_sizes[node] < sizes[part]:
+            return None
+        found[part] = node
+    return found if -1 not in found else None

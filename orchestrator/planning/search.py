@@ -1,9 +1,9 @@
 """Tentative search: climb from first guesses over moves of devices, kick, remember the elite."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from itertools import chain, product, takewhile
+from itertools import chain, islice, product, takewhile
 from math import inf
 
 import numpy as np
@@ -16,8 +16,9 @@ from orchestrator.planning.variations import Variation
 NUM_RUNS = 2
 """Climbs from unlike first guesses; one is enough from the plan that an earlier search found."""
 
-NUM_TRIED = 48
-"""First guesses that are tried, most promising first."""
+NUM_AT_ONCE = 32
+NUM_TRIED = 12
+"""First guesses that are ranked together, and how many of them are tried, most promising first."""
 
 NUM_POLISHED = 8
 """First guesses, best first, that are polished to find where to climb from."""
@@ -35,9 +36,6 @@ POLISH_GRAIN = 0.3
 """Trials get all of the polish when this ratio, and this over the number of microbatches in the
 batch, times what their samples are worth, brings them to the best one."""
 
-NUM_LEARNED = 16
-"""Polished trials after which the search knows what polish brings here."""
-
 DETOUR_RATIO = 0.15
 """States that promise less than the best score by more than this, relative to what the best
 one's samples are worth, are not climbed through."""
@@ -52,6 +50,23 @@ HOPE_FACTOR = 1.05
 HOPE_GRAIN = 0.1
 """How much faster a step may turn out than the continuous shares of a state suggest, and this
 over the number of microbatches in the batch on top: few leave more to polish."""
+
+
+class _Gain:
+    """How much polish brings at most, relative to what samples are worth: first assumed, then seen.
+
+    Twice the largest gain so far, and a part of what was assumed that fades with experience.
+    """
+
+    def __init__(self, assumed: float) -> None:
+        self._assumed = self.ratio = assumed
+        self._count, self._largest = 0, 0.0
+
+    def learn(self, gain: float) -> None:
+        """From one more polished trial."""
+        self._count += 1
+        self._largest = max(self._largest, gain)
+        self.ratio = min(self._assumed, 2 * self._largest + self._assumed / self._count)
 
 
 class Search:
@@ -83,8 +98,7 @@ class Search:
         cost = evaluator.cost
         self._idle_score = -backlog_usd * cost.standing_usd_per_s
         microbatches = cost.problem.batch_samples / cost.problem.microbatch_samples
-        self._num_polished, self._largest_gain = 0, 0.0
-        self._polish_ratio = POLISH_RATIO + POLISH_GRAIN / microbatches
+        self._gain = _Gain(POLISH_RATIO + POLISH_GRAIN / microbatches)
         self._hope_factor = HOPE_FACTOR + HOPE_GRAIN / microbatches
         self._batch = cost.problem.batch_samples
         self._price = [cost.devices_usd_per_s(team.device_ids) for team in evaluator.space.teams]
@@ -134,13 +148,21 @@ class Search:
 
     def _first_guesses(self) -> list[Trial]:
         """The most promising first guesses, polished."""
-        guesses = list(
-            self._in_time(self._evaluator.space.seeds(self._evaluator.seconds_per_sample))
-        )
-        # One of them, so that they do not crowd out unlike guesses.
-        joined = self._ranked(self._kind_by_kind(guesses))[:1] if self._best is None else []
-        ranked = [*joined, *self._ranked(guesses)[:NUM_POLISHED]]
+        seeds = self._in_time(self._evaluator.space.seeds(self._evaluator.seconds_per_sample))
+        raw: dict[State, Trial] = {}
+        guesses: list[State] = []
+        while some := list(islice(seeds, NUM_AT_ONCE)):  # so that early ones are tried early
+            guesses += some
+            self._try(some, raw)
+        joined: dict[State, Trial] = {}
+        if self._best is None and not self._out_of_time():
+            self._try(self._kind_by_kind(guesses), joined)
+        # One of the joined ones, so that they do not crowd out unlike guesses.
+        ranked = [*self._ranked(joined)[:1], *self._ranked(raw)[:NUM_POLISHED]]
         return [trial for trial in map(self._look, ranked) if trial]
+
+    def _ranked(self, raw: Mapping[State, Trial]) -> list[State]:
+        return sorted(raw, key=lambda guess: self.score(raw[guess]), reverse=True)
 
     def _kind_by_kind(self, guesses: Sequence[State]) -> list[State]:
         """The most promising guesses of every kind by itself, joined: each kind in its own shape.
@@ -180,14 +202,15 @@ class Search:
             if self._out_of_time():
                 return
 
-    def _ranked(self, guesses: Sequence[State]) -> list[State]:
-        """Those that fit, best first before any polish, while there is time.
+    def _try(self, guesses: Sequence[State], raw: dict[State, Trial]) -> None:
+        """Add trials of those that fit and promise something, while there is time.
 
         They are tried in the order of what their busiest stages promise.
         """
-        raw: dict[State, Trial] = {}
-        best = -inf if self._best is None else self.score(self._best)
-        promising = takewhile(lambda _: len(raw) < NUM_TRIED, self._by_promise(guesses, best))
+        known = [*raw.values(), *([self._best] if self._best else [])]
+        best = max(map(self._tolerable, known), default=-inf)
+        most = len(raw) + NUM_TRIED
+        promising = takewhile(lambda _: len(raw) < most, self._by_promise(guesses, best))
         for guess in chain(promising, filter(self._is_alone, guesses)):
             if (raw or self._best) and self._out_of_time():
                 break
@@ -195,10 +218,11 @@ class Search:
                 continue
             if trial := max(self._evaluator.trials(guess), key=self.score, default=None):
                 raw[guess] = trial
-                score = self.score(trial)
-                worth = self._weight * trial.estimate.samples_per_s
-                best = max(best, score - GUESS_RATIO * worth)
-        return sorted(raw, key=lambda guess: self.score(raw[guess]), reverse=True)
+                best = max(best, self._tolerable(trial))
+
+    def _tolerable(self, trial: Trial) -> float:
+        """What another guess must score, before polish, to be worth a look."""
+        return self.score(trial) - GUESS_RATIO * self._weight * trial.estimate.samples_per_s
 
     def _by_promise(self, guesses: Sequence[State], score: float) -> Iterator[State]:
         """Guesses whose devices alone may score more, most promising first.
@@ -270,11 +294,8 @@ class Search:
         return trial
 
     def _margin(self, trial: Trial) -> float:
-        """How much polish usually brings at most; after a while twice what it has brought."""
-        ratio = self._polish_ratio
-        if self._num_polished >= NUM_LEARNED:
-            ratio = min(ratio, 2 * self._largest_gain)
-        return ratio * self._weight * trial.estimate.samples_per_s
+        """How much polish brings at most."""
+        return self._gain.ratio * self._weight * trial.estimate.samples_per_s
 
     def _score(self, estimate: StepEstimate) -> float:
         cost = estimate.counted_usd_per_s
@@ -303,16 +324,12 @@ class Search:
         if trial is None:
             trial = max(self._evaluator.trials(state), key=self.score, default=None)
             if trial and (best is None or self._may_beat(trial, best)):
-                trial = self._ascend(
-                    trial, self._evaluator.variations.of_cuts, self._evaluator.estimate
-                )
+                raw, of_cuts = trial, self._evaluator.variations.of_cuts
+                trial = self._ascend(raw, of_cuts, self._evaluator.estimate)
                 if best is None or self.score(trial) >= self.score(best) - self._margin(trial):
-                    before = trial
                     trial = polished[state] = self.polish(trial, self._evaluator.estimate)
-                    worth = self._weight * before.estimate.samples_per_s
-                    self._num_polished += 1
-                    gain = (self.score(trial) - self.score(before)) / worth
-                    self._largest_gain = max(self._largest_gain, gain)
+                worth = self._weight * raw.estimate.samples_per_s
+                self._gain.learn((self.score(trial) - self.score(raw)) / worth)
                 self._elite[state] = trial
         if trial and (best is None or self.score(trial) > self.score(best)):
             trial = self._exact(trial)

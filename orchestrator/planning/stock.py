@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from orchestrator.planning.packing import num_nodes
 
 Piece = tuple[int, int]
-"""Class and team size of one stage."""
+"""Class and team size of one stage; the size is negative where the stage has a node of its own.
+
+Else neighbours of one class share a node as far as they fit. On nodes of their own, stages leave
+room for the same stages of other groups, whose gradients are then summed inside the node.
+"""
 
 Template = tuple[Piece, ...]
 """Pieces of one group, in stage order."""
@@ -41,19 +45,52 @@ class Stock:
         self.classes = tuple(classes)
         self.pieces = [(c, size) for c, one in enumerate(classes) for size in one.sizes]
         self.index_of = {piece: index for index, piece in enumerate(self.pieces)}
+        """Of pieces, on nodes of their own too."""
+        for index, (c, size) in enumerate(self.pieces):
+            if self._has_room_beside(c, size):
+                self.index_of[c, -size] = index
         self._most: dict[Template, int] = {}
         self._devices: dict[Template, tuple[tuple[int, int], ...]] = {}
 
     def parts(self, template: Template) -> list[tuple[int, list[int]]]:
         """Class and team sizes of every part of a group that lies on one node, in order."""
         found: list[tuple[int, list[int]]] = []
+        is_open = False
         for c, size in template:
-            open_part = found and found[-1][0] == c
-            if open_part and sum(found[-1][1]) + size <= self.classes[c].node_size:
-                found[-1][1].append(size)
+            mates = found[-1][1] if is_open and found[-1][0] == c else []
+            if mates and 0 < size <= self.classes[c].node_size - sum(mates):
+                mates.append(size)
             else:
-                found.append((c, [size]))
+                found.append((c, [abs(size)]))
+            is_open = size > 0
         return found
+
+    def _has_room_beside(self, c: int, size: int) -> bool:
+        return 2 * size <= self.classes[c].node_size
+
+    def apart(self, template: Template) -> Template:
+        """The template with every stage on a node of its own where others find room beside it."""
+        return tuple(
+            [(c, -abs(s) if self._has_room_beside(c, abs(s)) else abs(s)) for c, s in template]
+        )
+
+    def together(self, template: Template) -> Template:
+        """The template with neighbours on shared nodes."""
+        return tuple([(c, abs(size)) for c, size in template])
+
+    def laid(self, pieces: Template, nodes: Sequence[object]) -> Template:
+        """The template of these pieces on these nodes."""
+        at, seen = 0, set[tuple[int, object]]()
+        shared = several = False
+        for c, sizes in self.parts(pieces):
+            mine = set(nodes[at : at + len(sizes)])
+            if len(mine) > 1:
+                return self.apart(pieces)
+            shared |= len(sizes) > 1 or (c, nodes[at]) in seen
+            several |= any(other == c for other, _ in seen)
+            seen.add((c, nodes[at]))
+            at += len(sizes)
+        return self.apart(pieces) if several and not shared else pieces
 
     def num_nodes(self, mix: Mix) -> dict[int, int]:
         """Nodes of every class that the groups of a mix need."""
@@ -106,6 +143,11 @@ class Stock:
             low, high = (middle, high) if self.fits(mix_of(middle)) else (low, middle - 1)
             middle = (low + high + 1) // 2
         return low
+
+
+def is_apart(template: Template) -> bool:
+    """Whether some of its stages have nodes of their own."""
+    return any(size < 0 for _, size in template)
 
 
 def make_mix(counts: Mapping[Template, int]) -> Mix:

@@ -51,6 +51,9 @@ class LayerTables:
         self._team_sizes: dict[str, tuple[int, ...]] = {}
         self._smallest = model.sizes[0]
         self.smallest_team = self._smallest.team_size
+        inner = range(model.num_layers - 1)
+        self.least_boundary_bytes = min((self.boundary_bytes(k, 1) for k in inner), default=0)
+        """Of one sample, where fewest bytes leave a layer."""
         self.ties = tuple(
             (tuple(sorted(set(layers))), self._tie_bytes(index))
             for index, layers in enumerate(model.ties)

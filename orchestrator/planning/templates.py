@@ -4,6 +4,7 @@ A *template* is a chain of (class, team size); a state says how many groups foll
 an evaluation costs depends on the templates, not on the number of devices.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -14,10 +15,10 @@ from orchestrator.core.cluster import ClusterState, Team, make_team
 from orchestrator.core.plan import Group, Plan
 from orchestrator.planning.mending import Mender
 from orchestrator.planning.mixes import near, seeds
-from orchestrator.planning.packing import assign
+from orchestrator.planning.packing import assign, spread
 from orchestrator.planning.roster import Roster
 from orchestrator.planning.space import ChainSet, Trial
-from orchestrator.planning.stock import DeviceClass, Mix, Stock, Template, make_mix
+from orchestrator.planning.stock import DeviceClass, Mix, Stock, Template, is_apart, make_mix
 from orchestrator.planning.sums import Alike
 
 SPEED_BIN = 0.05
@@ -75,8 +76,15 @@ class ClassSpace:
             for node in one.nodes
             for d in node
         }
+        self._node_of = {
+            roster.devices[d].device_id: node
+            for one in self.stock.classes
+            for node, devices in enumerate(one.nodes)
+            for d in devices
+        }
+        """Number of a device's node among those of its class."""
         shown = [roster.devices[one.nodes[0][0]] for one in self.stock.classes]
-        self._mender = Mender(self.stock, self._class_of, shown)
+        self._mender = Mender(self.stock, self._class_of, self._node_of, shown)
         self._formed: dict[tuple[int, ...], Team] = {}
         self.teams = tuple(
             self._team(self.stock.classes[c].nodes[0][:size]) for c, size in self.stock.pieces
@@ -116,8 +124,12 @@ class ClassSpace:
         for i in largest_first:
             template, count = state[i]
             teams = self._shown(template)
-            first = tuple(self._laid(parts[i], free, apart=True)) or teams
-            twin = tuple(self._laid(parts[i], free, apart=True)) if count > 1 else ()
+            single = is_apart(template)
+            first = tuple(self._laid(parts[i], free, apart=True, single=single)) or teams
+            twin: tuple[Team, ...] = ()
+            if count > 1:
+                twin = self._beside(template, count, first, free)
+                twin = twin or tuple(self._laid(parts[i], free, apart=True, single=single))
             found[i] = ChainSet(teams, Alike(count, twin or first, first))
         return [found[i] for i in range(len(state))]
 
@@ -127,8 +139,28 @@ class ClassSpace:
         if found is None:
             parts = self.stock.parts(template)
             free = {c: [len(node) for node in self.stock.classes[c].nodes] for c, _ in parts}
-            found = self._teams[template] = tuple(self._laid(parts, free, apart=False))
+            single = is_apart(template)
+            laid = self._laid(parts, free, apart=False, single=single)
+            found = self._teams[template] = tuple(laid)
         return found
+
+    def _beside(
+        self, template: Template, count: int, first: Sequence[Team], free: dict[int, list[int]]
+    ) -> tuple[Team, ...]:
+        """Teams beside those of the first of so many groups, if there is room for all of them."""
+        found, taken = [], Counter[tuple[int, int]]()
+        for (c, size), team in zip(template, first, strict=True):
+            one, node = self.stock.classes[c], self._node_of[team.device_ids[0]]
+            if size > 0 or node >= len(free[c]) or count * -size > one.node_size:
+                return ()
+            at = one.node_size - free[c][node] + taken[c, node]
+            if at - size > one.node_size:
+                return ()
+            taken[c, node] -= size
+            found.append(self._team(one.nodes[node][at : at - size]))
+        for (c, node), devices in taken.items():
+            free[c][node] -= devices
+        return tuple(found)
 
     def _laid(
         self,
@@ -136,10 +168,15 @@ class ClassSpace:
         free: dict[int, list[int]],
         *,
         apart: bool,
+        single: bool,
     ) -> list[Team]:
         """Teams of one group on free devices, which it takes; [] when there are too few.
 
-        ``apart``: on nodes that nobody has touched, as far as there are any.
+        Args:
+            parts: Class and team sizes of each, in order.
+            free: Free devices of every node, by class.
+            apart: On nodes that nobody has touched, as far as there are any.
+            single: Every part on a node of its own, as far as there are any.
         """
         found: dict[int, list[Team]] = {}
         for c in dict.fromkeys(c for c, _ in parts):
@@ -147,7 +184,8 @@ class ClassSpace:
             sizes = [sum(parts[p][1]) for p in mine]
             most = self.stock.classes[c].node_size
             fresh = [room if room == most else 0 for room in free[c]]
-            where = (assign(sizes, fresh) if apart else None) or assign(sizes, free[c])
+            where = spread(sizes, fresh) or spread(sizes, free[c]) if single else None
+            where = where or (assign(sizes, fresh) if apart else None) or assign(sizes, free[c])
             if where is None:
                 return []
             for p, size, node in zip(mine, sizes, where, strict=True):
@@ -173,10 +211,13 @@ class ClassSpace:
 
     def placed(self, trial: Trial, incumbent: Plan | None) -> tuple[Group, ...] | None:
         """Every group on devices of its own: where its like works already, else largest first."""
+        templates = {
+            (chain.teams, chain.alike.first): template
+            for chain, (template, _) in zip(self.chains(trial.state), trial.state, strict=True)
+        }
         wanted = [
-            (template, group)
+            (templates[tuple([s.team for s in group.stages]), alike.first], group)
             for group, alike in zip(trial.groups, trial.alike, strict=True)
-            for template in [self._template_of(group)]
             for _ in range(alike.num_groups)
         ]
         kept = self._kept(wanted, incumbent)
@@ -185,28 +226,39 @@ class ClassSpace:
     def _template_of(self, group: Group) -> Template:
         """Class -1 where members are not alike any more."""
         classes = [{self._class_of[d] for d in s.team.device_ids} for s in group.stages]
-        return tuple(
+        pieces = tuple(
             (min(mine) if len(mine) == 1 else -1, s.team.size)
             for mine, s in zip(classes, group.stages, strict=True)
         )
+        return self.stock.laid(pieces, [self._node_of[s.team.device_ids[0]] for s in group.stages])
 
     def _kept(
         self, wanted: Sequence[tuple[Template, Group]], incumbent: Plan | None
     ) -> dict[int, tuple[Team, ...]]:
-        """Teams of the incumbent's groups that have the same template and, if possible, cuts."""
-        free: dict[Template, list[Group]] = {}
+        """Teams of the incumbent's groups that have the same template and, if possible, cuts.
+
+        Neighbours that may share a node may also have nodes of their own.
+        """
+        free: dict[Template, list[tuple[Template, Group]]] = {}
         for group in incumbent.groups if incumbent else ():
             if all(d in self._class_of for d in group.device_ids):
-                free.setdefault(self._template_of(group), []).append(group)
+                template = self._template_of(group)
+                free.setdefault(self.stock.together(template), []).append((template, group))
         found = {}
         for index, (template, group) in enumerate(wanted):
-            if groups := free.get(template):
-                cuts = [s.end_layer for s in group.stages]
-                same = next(
-                    (g for g in groups if [s.end_layer for s in g.stages] == cuts), groups[0]
+            cuts = [s.end_layer for s in group.stages]
+            known = free.get(self.stock.together(template), [])
+            fitting = [one for one in known if one[0] == template or not is_apart(template)]
+            if fitting:
+                same = min(
+                    fitting,
+                    key=lambda one: (
+                        one[0] != template,
+                        [s.end_layer for s in one[1].stages] != cuts,
+                    ),
                 )
-                groups.remove(same)
-                found[index] = tuple(s.team for s in same.stages)
+                known.remove(same)
+                found[index] = tuple(s.team for s in same[1].stages)
         return found
 
     def _spread(
@@ -221,20 +273,23 @@ class ClassSpace:
             for one in self.stock.classes
         ]
         parts = [
-            (index, c, sizes)
+            (index, c, sizes, place if is_apart(template) else -1)
             for index, (template, _) in enumerate(wanted)
             if index not in kept
-            for c, sizes in self.stock.parts(template)
+            for place, (c, sizes) in enumerate(self.stock.parts(template))
         ]
         teams: dict[int, list[Team]] = {index: list(team) for index, team in kept.items()}
         nodes: dict[int, int] = {}
         for c in range(len(self.stock.classes)):
-            mine = [p for p, part in enumerate(parts) if part[1] == c]
+            # Where stages have nodes of their own, the same ones of several groups come together.
+            mine = sorted(
+                (p for p, part in enumerate(parts) if part[1] == c), key=lambda p: parts[p][3]
+            )
             where = assign([sum(parts[p][2]) for p in mine], [len(node) for node in free[c]])
             if where is None:
                 return None
             nodes |= dict(zip(mine, where, strict=True))
-        for p, (index, c, sizes) in enumerate(parts):
+        for p, (index, c, sizes, _) in enumerate(parts):
             node = free[c][nodes[p]]
             teams.setdefault(index, []).extend(self._cut(node, sizes))
             del node[: sum(sizes)]

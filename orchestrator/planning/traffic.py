@@ -35,10 +35,8 @@ def _usd_per_sample(model: GroupModel, teams: Sequence[Team]) -> float:
     """Both ways over every border of a chain, at the boundary of fewest bytes."""
     if len(teams) == 1:
         return 0.0
-    layers = range(model.problem.model.num_layers - 1)
-    least_bytes = min(model.tables.boundary_bytes(layer, 1) for layer in layers)
     usd_per_byte = sum(
         model.link(a, b).egress_usd_per_byte + model.link(b, a).egress_usd_per_byte
         for a, b in pairwise(teams)
     )
-    return least_bytes * usd_per_byte
+    return model.tables.least_boundary_bytes * usd_per_byte

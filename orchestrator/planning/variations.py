@@ -136,7 +136,8 @@ def _sets(trial: Trial) -> list[tuple[tuple[Stage, ...], int, Alike]]:
     """Stages, microbatch and number of the trial's groups, whatever their shares."""
     found: dict[tuple[object, ...], tuple[tuple[Stage, ...], int, Alike]] = {}
     for group, one in zip(trial.groups, trial.alike, strict=True):
-        key = tuple([(s.team.device_ids, s.first_layer) for s in group.stages])
+        laid = [team.device_ids for team in one.first]
+        key = (*laid, *[(s.team.device_ids, s.first_layer) for s in group.stages])
         _, most, known = found.get(key, ((), 0, one._replace(num_groups=0)))
         size = max(most, *group.microbatches)
         found[key] = (

@@ -31,11 +31,6 @@ plan that an earlier search found (where a finer one goes on: none)."""
 
 KICK_MOVES = 2
 
-POLISH_RATIO = 0.02
-POLISH_GRAIN = 0.3
-"""Trials get all of the polish when this ratio, and this over the number of microbatches in the
-batch, times what their samples are worth, brings them to the best one."""
-
 DETOUR_RATIO = 0.15
 """States that promise less than the best score by more than this, relative to what the best
 one's samples are worth, are not climbed through."""
@@ -50,23 +45,6 @@ HOPE_FACTOR = 1.05
 HOPE_GRAIN = 0.1
 """How much faster a step may turn out than the continuous shares of a state suggest, and this
 over the number of microbatches in the batch on top: few leave more to polish."""
-
-
-class _Gain:
-    """How much polish brings at most, relative to what samples are worth: first assumed, then seen.
-
-    Twice the largest gain so far, and a part of what was assumed that fades with experience.
-    """
-
-    def __init__(self, assumed: float) -> None:
-        self._assumed = self.ratio = assumed
-        self._count, self._largest = 0, 0.0
-
-    def learn(self, gain: float) -> None:
-        """From one more polished trial."""
-        self._count += 1
-        self._largest = max(self._largest, gain)
-        self.ratio = min(self._assumed, 2 * self._largest + self._assumed / self._count)
 
 
 class Search:
@@ -98,7 +76,6 @@ class Search:
         cost = evaluator.cost
         self._idle_score = -backlog_usd * cost.standing_usd_per_s
         microbatches = cost.problem.batch_samples / cost.problem.microbatch_samples
-        self._gain = _Gain(POLISH_RATIO + POLISH_GRAIN / microbatches)
         self._hope_factor = HOPE_FACTOR + HOPE_GRAIN / microbatches
         self._batch = cost.problem.batch_samples
         self._price = [cost.devices_usd_per_s(team.device_ids) for team in evaluator.space.teams]
@@ -295,7 +272,7 @@ class Search:
 
     def _margin(self, trial: Trial) -> float:
         """How much polish brings at most."""
-        return self._gain.ratio * self._weight * trial.estimate.samples_per_s
+        return self._evaluator.polish_gain.ratio * self._weight * trial.estimate.samples_per_s
 
     def _score(self, estimate: StepEstimate) -> float:
         cost = estimate.counted_usd_per_s
@@ -329,7 +306,7 @@ class Search:
                 if best is None or self.score(trial) >= self.score(best) - self._margin(trial):
                     trial = polished[state] = self.polish(trial, self._evaluator.estimate)
                 worth = self._weight * raw.estimate.samples_per_s
-                self._gain.learn((self.score(trial) - self.score(raw)) / worth)
+                self._evaluator.polish_gain.learn((self.score(trial) - self.score(raw)) / worth)
                 self._elite[state] = trial
         if trial and (best is None or self.score(trial) > self.score(best)):
             trial = self._exact(trial)

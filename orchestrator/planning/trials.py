@@ -27,6 +27,29 @@ Evaluate = Callable[[Sequence[Group], Sequence[Alike], str], StepEstimate]
 """Groups, how many each stands for, and schedule to estimate: in closed form, or exactly."""
 
 
+POLISH_RATIO = 0.02
+POLISH_GRAIN = 0.3
+"""Trials get all of the polish when this ratio, and this over the number of microbatches in the
+batch, times what their samples are worth, brings them to the best one."""
+
+
+class PolishGain:
+    """How much polish brings at most, relative to what samples are worth: first assumed, then seen.
+
+    Twice the largest gain so far, and a part of what was assumed that fades with experience.
+    """
+
+    def __init__(self, assumed: float) -> None:
+        self._assumed = self.ratio = assumed
+        self._count, self._largest = 0, 0.0
+
+    def learn(self, gain: float) -> None:
+        """From one more polished trial."""
+        self._count += 1
+        self._largest = max(self._largest, gain)
+        self.ratio = min(self._assumed, 2 * self._largest + self._assumed / self._count)
+
+
 class Evaluator:
     """Turns states into trials; what is computed once is kept.
 
@@ -57,6 +80,9 @@ class Evaluator:
         self.polished: dict[State, Trial] = {}
         """States with their best boundaries, sizes and shares, whatever V and Q found them:
         on the same devices the faster plan is the better one but for egress."""
+        microbatches = self._batch / problem.microbatch_samples
+        assumed = PolishGain(POLISH_RATIO + POLISH_GRAIN / microbatches)
+        self.polish_gain: PolishGain = before.polish_gain if before else assumed
         self.seconds_per_sample = [self._seconds_per_sample(team) for team in self.space.teams]
         """Of the whole model on each team of the space, at its best microbatch size."""
 

@@ -81,8 +81,7 @@ class Evaluator:
         """States with their best boundaries, sizes and shares, whatever V and Q found them:
         on the same devices the faster plan is the better one but for egress."""
         microbatches = self._batch / problem.microbatch_samples
-        assumed = PolishGain(POLISH_RATIO + POLISH_GRAIN / microbatches)
-        self.polish_gain: PolishGain = before.polish_gain if before else assumed
+        self.polish_gain = PolishGain(POLISH_RATIO + POLISH_GRAIN / microbatches)
         self.seconds_per_sample = [self._seconds_per_sample(team) for team in self.space.teams]
         """Of the whole model on each team of the space, at its best microbatch size."""
 

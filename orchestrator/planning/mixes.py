@@ -17,7 +17,6 @@ SHARES = ((1.0, 80), (0.25, 40), (0.0, 30))
 DEPTHS = (1, 2, 4, 8, 16, 3, 6, 12)
 """Stages of the first guesses that have one team size throughout."""
 
-
 FEW_CLASSES = 5
 """So many are chained two by two, and left out of the first guesses, in every way."""
 

@@ -14,7 +14,7 @@ def num_nodes(counts: Mapping[int, int], node_size: int) -> int:
     room: dict[int, int] = {}  # free devices of a begun node -> how many such nodes
     for size in sorted(counts, reverse=True):
         left = counts[size]
-        for free in sorted((f for f in room if f >= size), reverse=False):
+        for free in sorted(f for f in room if f >= size):
             if not left:
                 break
             fits = free // size

@@ -125,15 +125,15 @@ class Search:
 
     def _first_guesses(self) -> list[Trial]:
         """The most promising first guesses, polished."""
-        seeds = self._in_time(self._evaluator.space.seeds(self._evaluator.seconds_per_sample))
+        seeds = self._while_in_time(self._evaluator.space.seeds(self._evaluator.seconds_per_sample))
         raw: dict[State, Trial] = {}
         guesses: list[State] = []
         while some := list(islice(seeds, NUM_AT_ONCE)):  # so that early ones are tried early
             guesses += some
-            self._try(some, raw)
+            self._add_promising(some, raw)
         joined: dict[State, Trial] = {}
         if self._best is None and not self._out_of_time():
-            self._try(self._kind_by_kind(guesses), joined)
+            self._add_promising(self._kind_by_kind(guesses), joined)
         # One of the joined ones, so that they do not crowd out unlike guesses.
         ranked = [*self._ranked(joined)[:1], *self._ranked(raw)[:NUM_POLISHED]]
         return [trial for trial in map(self._look, ranked) if trial]
@@ -148,7 +148,7 @@ class Search:
         """
         space, evaluator = self._evaluator.space, self._evaluator
         of_kind: dict[str, list[tuple[float, State]]] = {}
-        for guess in self._in_time(guesses):
+        for guess in self._while_in_time(guesses):
             kinds = {space.teams[team].kind for team, _ in space.used(guess)}
             busiest = evaluator.most_samples_per_s(guess) if len(kinds) == 1 else 0.0
             if busiest:
@@ -172,14 +172,14 @@ class Search:
                 break
         return sorted(found, reverse=True)[:NUM_JOINED]
 
-    def _in_time(self, guesses: Iterable[State]) -> Iterator[State]:
+    def _while_in_time(self, guesses: Iterable[State]) -> Iterator[State]:
         """One, and as many more as there is time for."""
         for guess in guesses:
             yield guess
             if self._out_of_time():
                 return
 
-    def _try(self, guesses: Sequence[State], raw: dict[State, Trial]) -> None:
+    def _add_promising(self, guesses: Sequence[State], raw: dict[State, Trial]) -> None:
         """Add trials of those that fit and promise something, while there is time.
 
         They are tried in the order of what their busiest stages promise.

@@ -23,14 +23,13 @@ from orchestrator.planning.variations import Variations
 ALIGN_RATIO = 0.02
 """Share of a step that gradient sums take from which on chains are also cut alike."""
 
-Evaluate = Callable[[Sequence[Group], Sequence[Alike], str], StepEstimate]
-"""Groups, how many each stands for, and schedule to estimate: in closed form, or exactly."""
-
-
 POLISH_RATIO = 0.02
 POLISH_GRAIN = 0.3
 """Trials get all of the polish when this ratio, and this over the number of microbatches in the
 batch, times what their samples are worth, brings them to the best one."""
+
+Evaluate = Callable[[Sequence[Group], Sequence[Alike], str], StepEstimate]
+"""Groups, how many each stands for, and schedule to estimate: in closed form, or exactly."""
 
 
 class PolishGain:
@@ -216,8 +215,6 @@ class Evaluator:
             return None
         estimate = evaluate(groups, alike, trial.schedule)
         return Trial(trial.state, trial.schedule, groups, alike, estimate, trial.space)
-
-    # Small variations ----------------------------------------------------------------
 
 
 def _without_money(problem: PlanningProblem) -> PlanningProblem:

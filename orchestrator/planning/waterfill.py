@@ -55,13 +55,13 @@ def water_fill(
             f"{num_microbatches} microbatches do not fit {len(alpha_G)} groups of at least "
             f"one and at most {int(most_G.sum())} in all; use fewer groups or smaller microbatches"
         )
-    fill = _Fill(alpha_G, tau_G, most_G)
-    level_s = fill.level_s(num_microbatches)
-    count_G = _whole_by(level_s, alpha_G, tau_G, most_G, -SLACK)
+    continuous = _Fill(alpha_G, tau_G, most_G)
+    below_s = continuous.level_s(num_microbatches)
+    count_G = _whole_by(below_s, alpha_G, tau_G, most_G, -SLACK)
     missing = num_microbatches - int(count_G.sum())
     if missing:
-        level_s = fill.level_s(num_microbatches + len(alpha_G))
-        end_G = _whole_by(level_s, alpha_G, tau_G, most_G, SLACK)
+        above_s = continuous.level_s(num_microbatches + len(alpha_G))
+        end_G = _whole_by(above_s, alpha_G, tau_G, most_G, SLACK)
         count_G += _first_ends(alpha_G, tau_G, count_G, end_G, missing)
     return count_G
 
@@ -261,17 +261,17 @@ class _Fill:
         last = int(np.searchsorted(self._filled, num_microbatches, side="right")) - 1
         if last + 1 == len(self._corner_s):
             return float(self._corner_s[-1])
-        level_s = self._corner_s[last]
+        time_s = self._corner_s[last]
         if self._rate[last] > 0:
-            level_s += (num_microbatches - self._filled[last]) / self._rate[last]
-        return float(min(level_s, self._corner_s[last + 1]))
+            time_s += (num_microbatches - self._filled[last]) / self._rate[last]
+        return float(min(time_s, self._corner_s[last + 1]))
 
 
 def _whole_by(
-    level_s: float, alpha_G: FloatArray, tau_G: FloatArray, most_G: IntArray, slack: float
+    time_s: float, alpha_G: FloatArray, tau_G: FloatArray, most_G: IntArray, slack: float
 ) -> IntArray:
-    """Microbatches that end by a level; ``slack`` says how a tie with rounding errors counts."""
-    whole_G = np.floor((level_s - alpha_G) / tau_G + slack)
+    """Microbatches that end by a time; ``slack`` says how a tie with rounding errors counts."""
+    whole_G = np.floor((time_s - alpha_G) / tau_G + slack)
     count_G: IntArray = np.minimum(np.maximum(whole_G, 0).astype(np.int64) + 1, most_G)
     return count_G
 

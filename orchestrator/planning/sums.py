@@ -123,19 +123,13 @@ class GradientSums:
         self._rings: dict[tuple[int, ...], _Ring] = {}
         self._known: dict[tuple[int, ...], _Sums] = {}
 
-    def of(
-        self, groups: Sequence[Group], alike: Sequence[Alike] | None = None
-    ) -> tuple[GradientSum, ...]:
-        """Every sum with its time and cost; see ``list_sums``. Groups cut alike own as one.
-
-        ``alike``: for how many groups each stands; None: for itself.
-        """
-        return self._of(groups, alike).found
-
     def together(
         self, groups: Sequence[Group], alike: Sequence[Alike] | None = None
     ) -> tuple[float, float]:
-        """Seconds until the last sum ends when all may start at once, and egress in dollars."""
+        """Seconds until the last sum ends when all may start at once, and egress in dollars.
+
+        ``alike``: for how many groups each stands; None: for itself.
+        """
         sums = self._of(groups, alike)
         return sums.together_s, sums.egress_usd
 
@@ -147,7 +141,7 @@ class GradientSums:
         self, chains: Sequence[tuple[object, Alike]], stage: int, stages: int
     ) -> tuple[float, float]:
         """Seconds and dollars of one of so many equal sums, of chains that have no cuts yet."""
-        rows = [self._row(alike) for _, alike in chains]
+        rows = self._rows_of([alike for _, alike in chains])
         members = tuple([row[stage * len(row) // stages] for row in rows])
         whole = self._tables.sizes(self._tables.smallest_team).param_bytes[-1]
         return self._ring(members, whole / stages)
@@ -177,7 +171,7 @@ class GradientSums:
         if alike is None:
             alike = [alone(group) for group in groups]
         cuts_G = [self._cuts.of(group.stages) for group in groups]
-        rows_G = [self._row(one) for one in alike]
+        rows_G = self._rows_of(alike)
         key = (*cuts_G, *map(id, rows_G))
         found = self._known.get(key)
         if found is None:
@@ -214,14 +208,17 @@ class GradientSums:
             sum([z.duration_s for z in found]) / min([len(group.stages) for group in groups]),
         )
 
+    def _rows_of(self, alike: Iterable[Alike]) -> list[list[int]]:
+        """Of each a number for the members of every stage."""
+        if len(self._rows) >= MAX_KEPT:  # not in the middle: ids of forgotten rows come again
+            self._rows.clear()
+            self._known.clear()  # its keys have ids of rows
+        return [self._row(one) for one in alike]
+
     def _row(self, alike: Alike) -> list[int]:
-        """A number for the members of every stage."""
         key = (id(alike.first), id(alike.twin), alike.num_groups)
         known = self._rows.get(key)
         if known is None:
-            if len(self._rows) >= MAX_KEPT:
-                self._rows.clear()
-                self._known.clear()  # its keys have ids of rows
             row = []
             for first, twin in zip(alike.first, alike.twin, strict=True):
                 ends = (first.device_ids[0], twin.device_ids[0] if alike.num_groups > 1 else "")

@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from benchmarks.builders import make_cluster, make_device, make_profile
 from orchestrator.core.cluster import ClusterState, Link, make_team
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Group, Stage
-from orchestrator.planning.sums import GradientSums
+from orchestrator.planning import sums
+from orchestrator.planning.sums import GradientSums, alone
 from orchestrator.planning.tables import LayerTables
 
 GRADIENT_BYTES = 8e9
@@ -41,8 +43,8 @@ def _sum_s(cluster: ClusterState, *teams: tuple[int, ...]) -> float:
         Group((Stage(make_team(cluster.device(f"d-{i}") for i in team), 0, 1),), (1,))
         for team in teams
     ]
-    (found,) = GradientSums(LayerTables(_profile()), cluster).of(groups)
-    return found.duration_s
+    seconds, _ = GradientSums(LayerTables(_profile()), cluster).together(groups)
+    return seconds
 
 
 def test_members_of_a_team_share_the_link_to_another_node() -> None:
@@ -61,3 +63,17 @@ def test_teams_of_unlike_sizes_exchange_their_parts_inside_the_node_first() -> N
     cluster = _cluster(num_nodes=2, each=2)
     exchange_s = 1 / 2 * GRADIENT_BYTES / INSIDE_BYTES_PER_S
     assert _sum_s(cluster, (0, 1), (2,)) == pytest.approx(_sum_s(cluster, (0,), (2,)) + exchange_s)
+
+
+def test_sums_that_are_forgotten_are_computed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are kept by identity: that of a forgotten one may come again."""
+    monkeypatch.setattr(sums, "MAX_KEPT", 3)
+    cluster, tables = _cluster(num_nodes=3, each=2), LayerTables(_profile())
+    groups = [Group((Stage(make_team([device]), 0, 1),), (1,)) for device in cluster.devices]
+    alike = [alone(group) for group in groups]
+    rng = np.random.default_rng(0)
+    kept = GradientSums(tables, cluster)
+    for _ in range(300):
+        some = rng.choice(6, rng.integers(2, 5), replace=False)
+        asked = [groups[d] for d in some], [alike[d] for d in some]
+        assert kept.together(*asked) == GradientSums(tables, cluster).together(*asked)

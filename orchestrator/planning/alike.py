@@ -18,7 +18,7 @@ class AlikeSet:
     group: Group  # the first of them
     members: tuple[int, ...]  # positions in the plan
     num_samples: int  # of all of them
-    twin: Group | None = None  # the next one
+    second: Group | None = None  # the next one
 
     @property
     def count(self) -> int:
@@ -28,8 +28,8 @@ class AlikeSet:
     @property
     def alike(self) -> Alike:
         """As the cost model takes it."""
-        first, twin = alone(self.group), alone(self.twin or self.group)
-        return Alike(self.count, twin.first, first.first)
+        first, second = alone(self.group), alone(self.second or self.group)
+        return Alike(self.count, first.first, second.first)
 
 
 def alike_sets(cost: CostModel, groups: Sequence[Group]) -> tuple[AlikeSet, ...]:
@@ -42,7 +42,7 @@ def alike_sets(cost: CostModel, groups: Sequence[Group]) -> tuple[AlikeSet, ...]
             group=groups[members[0]],
             members=tuple(members),
             num_samples=sum(groups[g].num_samples for g in members),
-            twin=groups[members[1]] if len(members) > 1 else None,
+            second=groups[members[1]] if len(members) > 1 else None,
         )
         for members in found.values()
     )

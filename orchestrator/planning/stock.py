@@ -39,7 +39,7 @@ class DeviceClass:
 
 
 class Stock:
-    """The classes of a cluster. Parts of a group on one class share a node as far as they fit."""
+    """The classes of a cluster, and how many groups of which templates their nodes hold."""
 
     def __init__(self, classes: Sequence[DeviceClass]) -> None:
         self.classes = tuple(classes)

@@ -17,12 +17,13 @@ class Alike(NamedTuple):
     """For how many groups one stands, and the teams of two of them, stage by stage.
 
     ``first`` may lie elsewhere than the group itself: several sets of groups may be shown on
-    the same devices, but their gradient sums pass through devices of each.
+    the same devices, but their gradient sums pass through devices of each. ``second`` is the
+    same where there is one group only.
     """
 
     num_groups: int
-    twin: tuple[Team, ...]
     first: tuple[Team, ...]
+    second: tuple[Team, ...]
 
 
 def alone(group: Group) -> Alike:
@@ -216,12 +217,12 @@ class GradientSums:
         return [self._row(one) for one in alike]
 
     def _row(self, alike: Alike) -> list[int]:
-        key = (id(alike.first), id(alike.twin), alike.num_groups)
+        key = (id(alike.first), id(alike.second), alike.num_groups)
         known = self._rows.get(key)
         if known is None:
             row = []
-            for first, twin in zip(alike.first, alike.twin, strict=True):
-                ends = (first.device_ids[0], twin.device_ids[0] if alike.num_groups > 1 else "")
+            for first, second in zip(alike.first, alike.second, strict=True):
+                ends = (first.device_ids[0], second.device_ids[0] if alike.num_groups > 1 else "")
                 figures = (*ends, alike.num_groups, first.size)
                 number = self._numbers.setdefault(figures, len(self._members))
                 if number == len(self._members):

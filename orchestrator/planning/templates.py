@@ -1,7 +1,8 @@
 """Class by class: how many groups of each template, for clusters of many alike devices.
 
-A *template* is a chain of (class, team size); a state says how many groups follow each. What
-an evaluation costs depends on the templates, not on the number of devices.
+A *template* is a chain of (class, team size), on shared nodes or with a node for every stage
+(``stock.Piece``); a state says how many groups follow each. What an evaluation costs depends
+on the templates, not on the number of devices.
 """
 
 from collections import Counter
@@ -39,7 +40,7 @@ def binned(cluster: ClusterState) -> ClusterState:
 
 
 class ClassSpace:
-    """Mixes of templates. Parts of a group on one class go to one node as far as they fit.
+    """Mixes of templates. Neighbours of one class go to one node as far as they fit and may.
 
     Args:
         cluster: With slow-downs in bins.
@@ -126,11 +127,11 @@ class ClassSpace:
             teams = self._shown(template)
             single = is_apart(template)
             first = tuple(self._laid(parts[i], free, apart=True, single=single)) or teams
-            twin: tuple[Team, ...] = ()
+            second: tuple[Team, ...] = ()
             if count > 1:
-                twin = self._beside(template, count, first, free)
-                twin = twin or tuple(self._laid(parts[i], free, apart=True, single=single))
-            found[i] = ChainSet(teams, Alike(count, twin or first, first))
+                second = self._beside(template, count, first, free)
+                second = second or tuple(self._laid(parts[i], free, apart=True, single=single))
+            found[i] = ChainSet(teams, Alike(count, first, second or first))
         return [found[i] for i in range(len(state))]
 
     def _shown(self, template: Template) -> tuple[Team, ...]:

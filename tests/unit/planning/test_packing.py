@@ -1,9 +1,10 @@
 from collections import Counter
+from itertools import permutations
 
 import numpy as np
 import pytest
 
-from orchestrator.planning.packing import assign, num_nodes
+from orchestrator.planning.packing import assign, num_nodes, spread
 
 
 def filled(sizes: list[int], node_size: int) -> int:
@@ -45,3 +46,25 @@ def test_parts_that_find_no_place_are_refused() -> None:
     assert assign([3, 3], [4]) is None
     assert assign([2, 2], [4]) == [0, 0]
     assert assign([1], []) is None
+
+
+def test_parts_that_spread_have_nodes_of_their_own_the_emptiest_ones() -> None:
+    """The largest part on the emptiest node; of equally empty nodes the first."""
+    assert spread([1, 2], [4, 3, 4, 0]) == [2, 0]
+    assert spread([], [4]) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_spread_wherever_each_finds_a_node_of_its_own(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = [int(s) for s in rng.integers(1, 5, rng.integers(1, 6))]
+    rooms = [int(s) for s in rng.integers(0, 5, rng.integers(1, 6))]
+    feasible = any(
+        all(size <= room for size, room in zip(sizes, some, strict=True))
+        for some in permutations(rooms, len(sizes))
+    )
+    where = spread(sizes, rooms)
+    assert (where is not None) == feasible
+    if where is not None:
+        assert len(set(where)) == len(sizes)
+        assert all(size <= rooms[node] for size, node in zip(sizes, where, strict=True))

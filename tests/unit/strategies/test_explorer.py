@@ -8,16 +8,23 @@ from orchestrator.strategies.explorer import uncollected
 
 @pytest.fixture(autouse=True)
 def collection_goes_on() -> Iterator[None]:
+    gc.unfreeze()
     yield
     gc.unfreeze()
     gc.enable()
 
 
 def test_collection_stops_for_a_search_and_goes_on_after_it_however_it_ends() -> None:
-    with pytest.raises(ValueError, match="no plan"), uncollected():
-        assert not gc.isenabled()
+    during: list[bool] = []
+
+    @uncollected()
+    def search() -> None:
+        during.append(gc.isenabled())
         raise ValueError("no plan")
-    assert gc.isenabled()
+
+    with pytest.raises(ValueError, match="no plan"):
+        search()
+    assert [*during, gc.isenabled()] == [False, True]
 
 
 def test_who_collects_nothing_before_a_search_collects_nothing_after_it() -> None:

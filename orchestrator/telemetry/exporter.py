@@ -162,6 +162,7 @@ class Exporter:
         self._set("penalty_weight", record.penalty_weight)
         self._set("progress_backlog_usd", record.progress_backlog_usd)
         self._set("forgiven_usd", record.forgiven_usd)
+        self._set("overhead_ratio", record.overhead_ratio)
         self._set("price_of_money_samples_per_usd", record.price_of_money_samples_per_usd)
         if record.time_constant_s is not None:
             self._set("time_constant_seconds", record.time_constant_s)

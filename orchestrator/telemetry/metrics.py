@@ -92,6 +92,9 @@ METRICS: Mapping[str, Metric] = {
     "forgiven_usd": Metric("gauge", "Cut off the backlog by its cap; never paid back."),
     "price_of_money_samples_per_usd": Metric("gauge", "Backlog over V, raised by the floor's."),
     "time_constant_seconds": Metric("gauge", "How fast the price of money follows, billed."),
+    "overhead_ratio": Metric(
+        "gauge", "Share of the time in which plans are held that makes no samples."
+    ),
     "coherence_seconds": Metric("gauge", "For how long prices and speeds last, billed."),
     "warnings_total": Metric("counter", "Alarms and warnings of a run.", ("reason",)),
     "marginal_value_samples_per_second": Metric(

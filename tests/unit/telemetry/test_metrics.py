@@ -92,6 +92,7 @@ def make_record(num_devices: int = 3) -> SlotRecord:
         forgiven_usd=0.2,
         time_constant_s=7200.0,
         coherence_s=1800.0,
+        overhead_ratio=0.04,
     )
 
 
@@ -194,7 +195,9 @@ def test_alarms_are_counted_by_their_first_word_and_what_was_forgiven_is_shown(
 
 
 def test_predicted_and_measured_stand_side_by_side(exporter: Exporter) -> None:
+    """Their rates are both less what the overhead takes."""
     exporter.slot(make_record())
+    assert value(exporter, "overhead_ratio") == 0.04
     assert value(exporter, "predicted_step_seconds") == 0.5
     assert value(exporter, "measured_step_seconds") == 0.6
     assert value(exporter, "prediction_error_ratio") == pytest.approx(0.2)

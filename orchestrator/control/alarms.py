@@ -13,6 +13,10 @@ from orchestrator.telemetry.coherence import Coherence
 MIN_COHERENCE_TIMES = 3.0
 """tau_V over the coherence time of the states: with less the price of money follows noise."""
 
+LEAST_PRICE_RATIO = 0.01
+"""Of the most samples per dollar: at a lower price of money, dollars hardly count in any score,
+and it does not matter how fast it moves."""
+
 BUDGET_INFEASIBLE = "budget_infeasible"
 
 Warned = tuple[tuple[RunEventKind, str], ...]
@@ -83,10 +87,10 @@ class Alarms:
 
     def _hasty(self) -> str:
         """The price of money moves within the time in which the states themselves do."""
-        coherence_s = self.coherence_s
-        if coherence_s is None or not self._mean_price:
+        coherence_s, treasury = self.coherence_s, self._treasury
+        least = LEAST_PRICE_RATIO * treasury.best_ratio_samples_per_usd
+        if coherence_s is None or self._mean_price <= least:
             return ""
-        treasury = self._treasury
         tau_s = treasury.penalty_weight * self._mean_price / treasury.budget_usd_per_s
         if tau_s >= MIN_COHERENCE_TIMES * coherence_s:
             return ""

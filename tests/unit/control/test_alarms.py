@@ -14,11 +14,13 @@ CONTROL = ControlOptions(slot_s=60.0, kappa=0.2)
 CLUSTER = make_cluster([make_device("gpu-0")], price_usd_per_s=0.01)
 
 
-def opened(budget: BudgetOptions) -> tuple[Treasury, Alarms]:
-    """A treasury whose price of money follows within an hour."""
+def opened(
+    budget: BudgetOptions, price_of_money_samples_per_usd: float = 400.0
+) -> tuple[Treasury, Alarms]:
+    """A treasury whose price of money follows within an hour, of at most 1,000 samples/$."""
     treasury = Treasury(budget, CONTROL)
     treasury.learn([StepEstimate(1.0, 10.0, 0.01)])
-    treasury.open(BudgetValue(400.0, 3.0))
+    treasury.open(BudgetValue(price_of_money_samples_per_usd, 3.0))
     return treasury, Alarms(budget, CONTROL, treasury, Clock())
 
 
@@ -44,6 +46,12 @@ def test_a_price_of_money_faster_than_the_states_is_warned_of_once() -> None:
 def test_states_that_pass_quickly_need_no_warning() -> None:
     _, alarms = opened(BUDGET)
     assert warnings(alarms, dear_slots=2, num_slots=600) == []
+
+
+def test_a_price_of_money_of_next_to_nothing_need_not_follow_anything() -> None:
+    """The budget does not bind; what is left of a backlog decides nothing."""
+    _, alarms = opened(BUDGET, price_of_money_samples_per_usd=0.5)
+    assert warnings(alarms, dear_slots=60, num_slots=1200) == []
 
 
 def test_nothing_is_warned_of_while_the_coherence_time_is_not_known() -> None:

@@ -26,12 +26,12 @@ def pace_notes(config: RunConfig, treasury: Treasury, first: StepEstimate) -> li
     follows = figures.seconds(treasury.time_constant_s * speedup)
     price = figures.number(treasury.price_of_money_samples_per_usd)
     return [
-        f"A run starts where one more dollar is worth {price} samples, as the budget has it: the "
-        "plan chosen then makes "
-        f"{figures.number(first.samples_per_s)} samples/s at {dollars}/h, and on average "
-        f"{figures.number(treasury.reference_samples_per_s)} samples/s can be had. That price "
-        f"follows within {follows}; at most {figures.usd(treasury.line_usd)} and the bill of a "
-        "slot are spent ahead of the average."
+        f"At this budget one more dollar is worth {price} samples; a run starts at that price of "
+        f"money. The plan chosen makes {figures.number(first.samples_per_s)} samples/s at "
+        f"{dollars}/h; where plans take turns, {figures.number(treasury.reference_samples_per_s)} "
+        "samples/s can be had at the average budget. The price of money follows what is spent "
+        f"within {follows}; at most {figures.usd(treasury.line_usd)} and the bill of a slot are "
+        "spent ahead of the average."
     ]
 
 

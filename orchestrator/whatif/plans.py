@@ -232,7 +232,8 @@ def _notes(config: RunConfig, problem: PlanningProblem, rows: Sequence[PlanRow])
         share = budget / chosen.cost_per_hour_usd
         notes.append(
             f"The budget is ${budget:,.2f}/h on average: at ${chosen.cost_per_hour_usd:,.2f}/h the "
-            f"chosen plan may run {share:.0%} of the time, or alternate with a cheaper one."
+            f"chosen plan may run {100 * share:.3g} % of the time, or take turns with a cheaper "
+            "one."
         )
     if at_once_usd := _blocks_usd(config, problem, chosen.plan):
         notes.append(

@@ -11,6 +11,9 @@ from orchestrator.planning.margins import marginal_values
 from orchestrator.reports import figures
 from orchestrator.reports.worth import Worth
 
+TIE_RATIO = 1e-6
+"""Of a plan's rate: plans whose worth differs by less are equally good."""
+
 
 def worth_beside(
     problem: PlanningProblem,
@@ -23,7 +26,8 @@ def worth_beside(
 
     A run that lasts lets plans take turns so that the budget holds on average; the price of
     money is what one more dollar would then bring, and the values are those of the plan that
-    is best at this price.
+    is best at this price. At the price that a budget between two plans leads to both are: then
+    it is the chosen one.
 
     Args:
         problem: The first slot.
@@ -41,7 +45,10 @@ def worth_beside(
     value = budget_value([state], problem.budget_usd_per_s)
     price = value.price_of_money_samples_per_usd
     cost = CostModel(replace(problem, penalty_weight=1.0, backlog_usd=price))
-    best = max(running, key=lambda c: cost.score(c.estimate))
+    top = max(cost.score(c.estimate) for c in running)
+    best = next(
+        c for c in running if cost.score(c.estimate) >= top - TIE_RATIO * c.estimate.samples_per_s
+    )
     found = marginal_values(cost, best, rows)
     if found is None:
         return None

@@ -228,7 +228,7 @@ def test_a_plan_above_the_budget_is_shown_with_one_that_keeps_it(
     assert chosen["cost_per_hour_usd"] > 4.0
     assert cheaper["strategy"] == "joint in budget"
     assert cheaper["cost_per_hour_usd"] <= 4.0
-    share = f"{4.0 / chosen['cost_per_hour_usd']:.0%} of the time"
+    share = f"{400.0 / chosen['cost_per_hour_usd']:.3g} % of the time"
     assert any(share in note for note in data["notes"])
 
 

@@ -22,9 +22,9 @@ def test_between_two_plans_the_price_of_money_is_what_the_next_dollar_brings() -
     """6 samples/s for 3 $/h, a fifth of rho; V = 0.2 b 48 h / (1.2 rho - lambda)."""
     (note,) = notes(2.5)
     assert "one more dollar is worth 7,200 samples" in note
-    assert "the plan chosen then makes 16.0 samples/s at $4.00/h" in note
-    assert "on average 13.0 samples/s can be had" in note
-    assert "follows within 115 min" in note  # V lambda / b = 9.6 h / 5
+    assert "The plan chosen makes 16.0 samples/s at $4.00/h" in note
+    assert "13.0 samples/s can be had at the average budget" in note
+    assert "follows what is spent within 115 min" in note  # V lambda / b = 9.6 h / 5
     assert "at most $24.00 and the bill of a slot" in note  # 0.2 x 2.5 $/h x 48 h
 
 

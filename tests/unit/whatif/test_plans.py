@@ -170,3 +170,16 @@ def test_blocks_that_are_billed_at_once_and_ratios_that_go_unused_are_named() ->
     usual = RunConfig.parse(TEXT, TWO_POOLS)
     notes = what_if(usual, _two_kinds(), stopwatch=lambda: 0.0).notes
     assert not any("at once" in note or "speed_ratio" in note for note in notes)
+
+
+@pytest.mark.parametrize("budget", [1.5, 5.0, 6.5])
+def test_between_two_plans_that_tie_one_more_is_told_beside_the_chosen_one(budget: float) -> None:
+    found = _what_if(*TWO_POOLS, f"budget.average_per_hour_usd={budget}", profile=_two_kinds())
+    assert found.worth is not None
+    assert found.worth.beside == "the chosen plan"
+
+
+def test_a_plan_just_above_the_budget_may_run_most_but_not_all_of_the_time() -> None:
+    found = _what_if(*TWO_POOLS, "budget.average_per_hour_usd=6.95", profile=_two_kinds())
+    assert found.chosen.cost_per_hour_usd == pytest.approx(7.0)
+    assert any("may run 99.3 % of the time" in note for note in found.notes)

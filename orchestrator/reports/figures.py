@@ -40,6 +40,11 @@ def usd(value: float | None) -> str:
     return f"{'-' if value < 0 else ''}${abs(value):,.{digits}f}"
 
 
+def usd_number(value: float | None) -> str:
+    """Dollars with three digits, as other numbers have."""
+    return _DASH if value is None or not math.isfinite(value) else f"${number(value)}"
+
+
 def size(value_bytes: float | None) -> str:
     """Bytes in binary units."""
     if value_bytes is None or not math.isfinite(value_bytes):

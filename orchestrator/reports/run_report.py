@@ -164,7 +164,7 @@ class RunFound:
         for slot in self.slots:
             prices |= slot.price_per_hour_usd  # the newest of each pool
         return Worth(
-            beside="the plan of each slot, median over slots",
+            beside="the plan that is best in each slot, median over slots",
             values=tuple(values.items()),
             prices=tuple(prices.items()),
             idle=self.slots[-1].idle_pools,

@@ -163,6 +163,10 @@ def line_chart(series: Sequence[Series], *, x_title: str, y_title: str, label: s
     parts.append(text(width - 20, height - 4, x_title, class_="soft", text_anchor="end"))
     parts.append(text(4, 12, y_title, class_="soft"))
     for curve in series:
+        if len(curve.points) == 1:  # a line of one point draws nothing
+            x, y = place(curve.points[0])
+            parts.append(element("circle", cx=x, cy=y, r=4, fill=f"var(--c{curve.colour % 8})"))
+            continue
         path = " ".join(f"{_plain(x)},{_plain(y)}" for x, y in map(place, curve.points))
         dash = {"stroke_dasharray": "6 4"} if curve.dashed else {}
         parts.append(

@@ -114,7 +114,7 @@ def _figures(row: PlanRow) -> tuple[str, ...]:
         figures.seconds(row.estimate.step_s),
         figures.number(row.estimate.samples_per_s),
         figures.usd(row.cost_per_hour_usd),
-        f"${figures.number(row.usd_per_million_samples)}",
+        figures.usd_number(row.usd_per_million_samples),
         memory if row.tightest_device else "-",
     )
 

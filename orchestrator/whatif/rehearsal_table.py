@@ -80,7 +80,7 @@ def cells(r: Rehearsal) -> tuple[str, ...]:
         figures.number(r.samples_per_s),
         f"{figures.number(r.samples_per_s_at_budget)}{duty}",
         figures.usd(r.average_per_hour_usd),
-        f"${figures.number(r.usd_per_million_samples)}",
+        figures.usd_number(r.usd_per_million_samples),
         str(r.replans),
         figures.percent(r.idle_ratio),
         str(r.lost),

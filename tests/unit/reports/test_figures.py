@@ -34,6 +34,11 @@ def test_dollars_below_one_show_more_digits(value: float | None, shown: str) -> 
     assert figures.usd(value) == shown
 
 
+def test_dollars_of_many_digits_are_rounded_as_numbers_are() -> None:
+    shown = [figures.usd_number(v) for v in (None, math.nan, 0.0123, 432.24, 1109.4)]
+    assert shown == ["-", "-", "$0.0123", "$432", "$1,109"]
+
+
 def test_sizes_and_ratios() -> None:
     sizes = [figures.size(v) for v in (None, 512, 2048, 3 * 2**30)]
     assert sizes == ["-", "512 B", "2.00 KiB", "3.00 GiB"]

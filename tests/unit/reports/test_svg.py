@@ -1,0 +1,12 @@
+"""Pictures as SVG text."""
+
+from orchestrator.reports.svg import Series, line_chart
+
+
+def test_a_curve_of_one_point_is_a_dot_and_one_of_two_a_line() -> None:
+    one, two = (
+        line_chart([Series("loss", points, 0)], x_title="step", y_title="loss", label="loss")
+        for points in (((1.0, 2.0),), ((1.0, 2.0), (2.0, 1.0)))
+    )
+    assert ("<circle" in one, "<polyline" in one) == (True, False)
+    assert ("<circle" in two, "<polyline" in two) == (False, True)

@@ -95,7 +95,8 @@ class Chooser:
         found: tuple[Candidate, ...] = ()
         fallbacks = []
         if not go_on or incumbent_estimate(CostModel(problem), self.rows) is None:
-            # Where limits bind, a second search must know them: half of the time is its.
+            # Where limits bind, a second search must know them: half of the time is its. In the
+            # first slot most of the search has been the survey's.
             out_of_time = self._deadline(0.5 if self.rows or surveyed else 1.0)
             found = self._search(problem, out_of_time, surveyed)
             if out_of_time() or (surveyed and surveyed.is_cut_off):

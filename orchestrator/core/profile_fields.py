@@ -137,28 +137,6 @@ def text(data: Mapping[str, object], key: str, path: str = "") -> str:
     return value
 
 
-def _is_index(value: object, end: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end
-
-
-def _check_growth(profile: "ModelProfile") -> None:
-    """Larger microbatches on the same devices are not much faster: a slip of a unit otherwise."""
-    whole_s = {
-        (t.kind, t.team_size, t.microbatch): (sum(t.forward_s) + sum(t.backward_s), index)
-        for index, t in enumerate(profile.times)
-    }
-    for (*place, size), (smaller_s, index) in sorted(whole_s.items()):
-        larger = [key for key in whole_s if list(key[:2]) == place and key[2] > size]
-        for key in larger:
-            larger_s, other = whole_s[key]
-            if larger_s < SHRINK_RATIO * smaller_s:
-                raise ValueError(
-                    f"times[{other}] takes {larger_s:.4g} s for microbatches of {key[2]} on "
-                    f"{place[0]!r}, times[{index}] {smaller_s:.4g} s for {size}; both are in "
-                    "seconds: measure again, or leave out the wrong row"
-                )
-
-
 def check_rows(profile: "ModelProfile") -> None:
     """Refuse what a file may get wrong and a measured profile cannot."""
     teams = Counter(f"sizes of team {size.team_size}" for size in profile.sizes)
@@ -181,3 +159,25 @@ def check_rows(profile: "ModelProfile") -> None:
             f"tie_bytes has {len(profile.tie_bytes)} entries for {len(profile.ties)} ties; "
             "give one a tie"
         )
+
+
+def _check_growth(profile: "ModelProfile") -> None:
+    """Larger microbatches on the same devices are not much faster: a slip of a unit otherwise."""
+    whole_s = {
+        (t.kind, t.team_size, t.microbatch): (sum(t.forward_s) + sum(t.backward_s), index)
+        for index, t in enumerate(profile.times)
+    }
+    for (*place, size), (smaller_s, index) in sorted(whole_s.items()):
+        larger = [key for key in whole_s if list(key[:2]) == place and key[2] > size]
+        for key in larger:
+            larger_s, other = whole_s[key]
+            if larger_s < SHRINK_RATIO * smaller_s:
+                raise ValueError(
+                    f"times[{other}] takes {larger_s:.4g} s for microbatches of {key[2]} on "
+                    f"{place[0]!r}, times[{index}] {smaller_s:.4g} s for {size}; both are in "
+                    "seconds: measure again, or leave out the wrong row"
+                )
+
+
+def _is_index(value: object, end: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end

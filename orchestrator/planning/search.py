@@ -50,7 +50,8 @@ over the number of microbatches in the batch on top: few leave more to polish.""
 class Search:
     """Looks for the states of largest ``J = V' r - Q c``.
 
-    Without a deadline the same problem gives the same trials, whatever devices are called.
+    Without a deadline the same problem gives the same trials after the same searches of the
+    evaluator, whatever devices are called.
 
     Args:
         evaluator: Of the cluster's state; may come from an earlier slot.

@@ -72,6 +72,9 @@ class ControlOptions:
     """H_e: a new plan must pay for its pause within this many slots."""
 
     plan_deadline_s: float = 2.0
+    """Longest search of a slot. The first slot, which also looks for the price of money, may take
+    about three times as long; so may one in which the hard cap forbids what was found."""
+
     max_team: int = 8
     """Largest team; never more than the backend can run."""
 

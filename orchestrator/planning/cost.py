@@ -36,7 +36,7 @@ class CostModel(GroupModel):
         self.exact_ends_s: dict[tuple[object, ...], tuple[float, ...]] = {}  # of event
         self._sums = GradientSums(self.tables, problem.cluster)
         self._prices: dict[tuple[str, ...], float] = {}  # of teams
-        self._money = ByIdentity(self._money_of)  # of groups, by their stages
+        self._money: ByIdentity[tuple[Stage, ...], _Money] = ByIdentity()  # of groups
 
     def following(self, problem: PlanningProblem) -> Self | None:
         """See ``GroupModel.following``; sums and prices are those of the new cluster."""
@@ -44,7 +44,7 @@ class CostModel(GroupModel):
         if other is None:
             return None
         other.standing_usd_per_s = problem.cluster.standing_usd_per_s
-        other._prices, other._money = {}, ByIdentity(other._money_of)
+        other._prices, other._money = {}, ByIdentity()
         other.cutting = self.cutting.following(other)
         if problem.cluster.devices != self.problem.cluster.devices or (
             problem.cluster.links != self.problem.cluster.links
@@ -109,7 +109,7 @@ class CostModel(GroupModel):
             devices += count * len(figure.compute_s)
             busy_s += count * figure.busy_s
             egress_usd += count * figure.egress_usd
-            money = self._money.of(group.stages)
+            money = self._money.of(group.stages, self._money_of)
             price_usd_per_s += count * money.usd_per_s
             surcharge_usd_per_s += count * money.surcharge_usd_per_s
             entry_usd += count * group.num_samples * money.entry_usd_per_sample

@@ -6,6 +6,7 @@ Shape letters: I and J layer borders (0 to L).
 from copy import copy
 from math import inf
 from typing import NamedTuple
+from weakref import proxy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,9 @@ from orchestrator.core.cluster import Team
 from orchestrator.planning.groups import GroupModel
 
 FloatArray = NDArray[np.float64]
+
+MAX_NUMBERS = 2**24
+"""In the largest arrays of one cluster that those of the next may go on with."""
 
 
 class Prefix(NamedTuple):
@@ -41,7 +45,8 @@ class CuttingTables:
     """
 
     def __init__(self, model: GroupModel) -> None:
-        self._model, self._num_layers = model, model.problem.model.num_layers
+        self._model: GroupModel = proxy(model)  # whose own these tables are
+        self._num_layers = model.problem.model.num_layers
         self._prefixes: dict[tuple[int, int], Prefix] = {}
         self._work: dict[tuple[int, int, int, bool], FloatArray] = {}
         self._borders: dict[tuple[object, ...], Border] = {}
@@ -49,7 +54,9 @@ class CuttingTables:
     def following(self, model: GroupModel) -> "CuttingTables":
         """The tables of a model that numbers alike teams the same (``GroupModel.following``)."""
         other = copy(self)
-        other._model = model
+        other._model = proxy(model)
+        if len(self._work) * self._num_layers**2 > MAX_NUMBERS:
+            other._work = {}
         return other
 
     def prefix(self, team: Team, microbatch: int) -> Prefix:

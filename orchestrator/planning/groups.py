@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Self
 
@@ -284,10 +283,10 @@ class GroupModel:
         """What a group costs by itself."""
         seen = self._seen.get(schedule)
         if seen is None:
-            seen = self._seen[schedule] = ByIdentity(partial(self._figures_of, schedule))
-        return seen.of(group)
+            seen = self._seen[schedule] = ByIdentity()
+        return seen.of(group, lambda group: self._figures_of(group, schedule))
 
-    def _figures_of(self, schedule: str, group: Group) -> GroupFigures:
+    def _figures_of(self, group: Group, schedule: str) -> GroupFigures:
         key = (
             self.key(group.stages),
             tuple([s.inflight for s in group.stages]),

@@ -11,17 +11,19 @@ MAX_KEPT = 200_000
 
 
 class ByIdentity(Generic[T, V]):
-    """Values of things that come again as the very same object; it keeps those alive."""
+    """Values of things that come again as the very same object; it keeps those alive.
 
-    def __init__(self, make: Callable[[T], V]) -> None:
-        self._make = make
+    It does not keep what makes them: an owner whose method that is would keep itself alive.
+    """
+
+    def __init__(self) -> None:
         self._known: dict[int, tuple[T, V]] = {}
 
-    def of(self, thing: T) -> V:
+    def of(self, thing: T, make: Callable[[T], V]) -> V:
         """Its value, made when first asked for."""
         found = self._known.get(id(thing))
         if found is None:
             if len(self._known) >= MAX_KEPT:
                 self._known.clear()
-            found = self._known[id(thing)] = thing, self._make(thing)
+            found = self._known[id(thing)] = thing, make(thing)
         return found[1]

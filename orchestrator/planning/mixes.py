@@ -183,7 +183,7 @@ def near(stock: Stock, state: Mix, longest: int, rng: np.random.Generator) -> It
                 yield mix
 
 
-_Build = Callable[[int], dict[Template, int]]
+_Build = Callable[["_Moves", int], dict[Template, int]]
 """From a number below a count to the groups that a move leaves."""
 
 
@@ -200,17 +200,17 @@ class _Moves:
                 *_with_other_teams(stock, template),
                 *_reordered(stock, template),
             ]
-            self._add(len(few), partial(self._followed, template, count, few.__getitem__))
+            self._add(len(few), _followed(template, count, few.__getitem__))
             many = (2 * len(template) + 1) * len(stock.pieces)
             other = partial(_with_piece, stock, template)
-            self._add(many, partial(self._followed, template, count, other))
-        self._add(len(state), self._fewer)
+            self._add(many, _followed(template, count, other))
+        self._add(len(state), _Moves._fewer)
         singles = [(piece,) for piece in stock.pieces if (piece,) not in self._base]
         self._wanted: list[Template] = [*self._base, *singles]
-        self._add(len(self._wanted), self._more)
-        self._add(len(state) ** 2, self._merged)
-        self._add(len(state), self._deepened)
-        self._add(1, self._reversed)
+        self._add(len(self._wanted), _Moves._more)
+        self._add(len(state) ** 2, _Moves._merged)
+        self._add(len(state), _Moves._deepened)
+        self._add(1, _Moves._reversed)
 
     def _add(self, count: int, build: _Build) -> None:
         self._blocks.append(build)
@@ -222,19 +222,15 @@ class _Moves:
     def build(self, index: int) -> dict[Template, int]:
         """Numbers of groups after a move; as before when it changes nothing."""
         block = bisect_right(self._firsts, index) - 1
-        return self._blocks[block](index - self._firsts[block])
+        return self._blocks[block](self, index - self._firsts[block])
 
-    def _followed(
-        self,
-        template: Template,
-        count: int,
-        instead: Callable[[int], tuple[Template, ...]],
-        index: int,
+    def with_others(
+        self, template: Template, count: int, others: tuple[Template, ...]
     ) -> dict[Template, int]:
         """Some groups of a template follow another one, or two."""
         moved = self._part(count)
         changed = {**self._base, template: count - moved}
-        for other in instead(index):
+        for other in others:
             changed[other] = changed.get(other, 0) + moved
         return changed
 
@@ -283,6 +279,12 @@ class _Moves:
     def _part(self, count: int) -> int:
         """The share of a number of groups, at least one."""
         return max(1, int(self._share * count))
+
+
+def _followed(
+    template: Template, count: int, instead: Callable[[int], tuple[Template, ...]]
+) -> _Build:
+    return lambda moves, index: moves.with_others(template, count, instead(index))
 
 
 def _with_piece(stock: Stock, template: Template, index: int) -> tuple[Template]:

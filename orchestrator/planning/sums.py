@@ -119,7 +119,7 @@ class GradientSums:
         self._members: list[_Member] = []
         self._numbers: dict[tuple[object, ...], int] = {}  # of members
         self._rows: dict[tuple[int, int, int], tuple[list[int], object]] = {}  # by ids
-        self._cuts = ByIdentity(self._cut_number)  # of stages
+        self._cuts: ByIdentity[tuple[Stage, ...], int] = ByIdentity()  # numbers of stages
         self._cut_numbers: dict[tuple[int, ...], int] = {}
         self._rings: dict[tuple[int, ...], _Ring] = {}
         self._known: dict[tuple[int, ...], _Sums] = {}
@@ -171,7 +171,7 @@ class GradientSums:
     def _of(self, groups: Sequence[Group], alike: Sequence[Alike] | None) -> _Sums:
         if alike is None:
             alike = [alone(group) for group in groups]
-        cuts_G = [self._cuts.of(group.stages) for group in groups]
+        cuts_G = [self._cuts.of(group.stages, self._cut_number) for group in groups]
         rows_G = self._rows_of(alike)
         key = (*cuts_G, *map(id, rows_G))
         found = self._known.get(key)

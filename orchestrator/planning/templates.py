@@ -84,6 +84,7 @@ class ClassSpace:
             for d in devices
         }
         """Number of a device's node among those of its class."""
+        self._device_of = {device.device_id: device for device in roster.devices}
         shown = [roster.devices[one.nodes[0][0]] for one in self.stock.classes]
         self._mender = Mender(self.stock, self._class_of, self._node_of, shown)
         self._formed: dict[tuple[int, ...], Team] = {}
@@ -224,6 +225,11 @@ class ClassSpace:
         kept = self._kept(wanted, incumbent)
         return self._spread(wanted, kept) or (self._spread(wanted, {}) if kept else None)
 
+    def _is_whole(self, team: Team) -> bool:
+        """Whether its members are there, where and what they were."""
+        devices = [self._device_of.get(d) for d in team.device_ids]
+        return all(d and (d.node_id, d.kind) == (team.node_id, team.kind) for d in devices)
+
     def _template_of(self, group: Group) -> Template:
         """Class -1 where members are not alike any more."""
         classes = [{self._class_of[d] for d in s.team.device_ids} for s in group.stages]
@@ -242,7 +248,7 @@ class ClassSpace:
         """
         free: dict[Template, list[tuple[Template, Group]]] = {}
         for group in incumbent.groups if incumbent else ():
-            if all(d in self._class_of for d in group.device_ids):
+            if all(self._is_whole(stage.team) for stage in group.stages):
                 template = self._template_of(group)
                 free.setdefault(self.stock.together(template), []).append((template, group))
         found = {}

@@ -17,14 +17,14 @@ class Totals:
 
 def test_the_same_object_is_worked_out_once_and_one_that_equals_it_again() -> None:
     totals = Totals()
-    known = ByIdentity(totals)
+    known: ByIdentity[list[int], int] = ByIdentity()
     one, equal = [1, 2], [1, 2]
-    assert [known.of(one), known.of(one), known.of(equal)] == [3, 3, 3]
+    assert [known.of(numbers, totals) for numbers in (one, one, equal)] == [3, 3, 3]
     assert totals.asked == [one, equal]
 
 
 def test_a_forgotten_object_is_never_taken_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects that nobody keeps leave their places in memory to those that follow."""
     monkeypatch.setattr(identity, "MAX_KEPT", 2)
-    known = ByIdentity(Totals())
-    assert [known.of([n, n]) for n in range(100)] == [2 * n for n in range(100)]
+    known: ByIdentity[list[int], int] = ByIdentity()
+    assert [known.of([n, n], sum) for n in range(100)] == [2 * n for n in range(100)]

@@ -134,6 +134,21 @@ def test_a_kept_plan_stays_on_its_devices() -> None:
     assert list(trial.space.of_plan(plan)) == [trial.state]
 
 
+def test_a_device_that_came_back_on_another_node_is_in_no_team_of_its_old_one() -> None:
+    devices = fleet((4, 4))
+    problem = problem_of(devices)
+    trial = best(problem, 300)
+    plan = Plan(3, trial.schedule, trial.space.placed(trial, None) or ())
+    node_of = {"big-0.0": "big-node1", "big-1.0": "big-node0"}
+    moved = [replace(d, node_id=node_of.get(d.device_id, d.node_id)) for d in devices]
+    later = problem_of(moved)
+    trial = best(later, 300)
+    for group in trial.space.placed(trial, plan) or ():
+        for stage in group.stages:
+            nodes = {later.cluster.device(d).node_id for d in stage.team.device_ids}
+            assert nodes == {stage.team.node_id}
+
+
 @settings(max_examples=5, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_plans_depend_on_neither_order_nor_names_of_many_devices(random: object) -> None:

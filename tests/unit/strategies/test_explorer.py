@@ -1,9 +1,12 @@
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from orchestrator.strategies.explorer import uncollected
+from benchmarks.random_problems import Size, random_problem
+from orchestrator.strategies.explorer import Explorer, uncollected
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +48,18 @@ def test_nothing_is_put_aside_that_was_not_before() -> None:
     with uncollected():
         pass
     assert gc.get_freeze_count() == 0
+
+
+def test_a_search_and_its_memory_of_earlier_ones_make_no_cycles() -> None:
+    """Else what earlier slots knew would stay until a collection of the oldest generation."""
+    size = Size(devices=4, layers=6, batch=16, microbatch=2, devices_per_node=2)
+    problem = random_problem(np.random.default_rng(5), size)
+    first, *others = problem.cluster.devices
+    explorer = Explorer()
+    gc.collect()
+    gc.disable()
+    for slowdown in (1.0, 1.5, 2.0):
+        devices = (replace(first, slowdown=slowdown), *others)
+        slowed = replace(problem, cluster=replace(problem.cluster, devices=devices))
+        explorer.search(slowed, lambda: False)
+    assert gc.collect() == 0

@@ -17,6 +17,12 @@ from orchestrator.core.slot import StepEstimate
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.sums import Alike
 
+SETTLED = (2, 8)
+"""Microbatches, over stages and what may be in flight, after which a pipeline may run steadily."""
+
+ROUNDING = 1e-9
+"""Relative; what sums of seconds may differ by."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -55,9 +61,45 @@ def stage_ends_s(cost: CostModel, group: Group, schedule: str) -> tuple[float, .
     key = (cost.key(group.stages), inflight_S, group.microbatches, schedule)
     found = cost.exact_ends_s.get(key)
     if found is None:
-        _, ends_s = _run(_lanes(cost, group, schedule))
-        found = cost.exact_ends_s[key] = tuple([stage[-1] for stage in ends_s])
+        found = _by_rounds(cost, group, schedule)
+        if found is None:
+            _, ends_s = _run(_lanes(cost, group, schedule))
+            found = tuple([stage[-1] for stage in ends_s])
+        cost.exact_ends_s[key] = found
     return found
+
+
+def _by_rounds(cost: CostModel, group: Group, schedule: str) -> tuple[float, ...] | None:
+    """The ends of a long row of like microbatches from those of a short one.
+
+    An end is the longest of many paths. Once it grows by the steady period, no path grows
+    faster, so that the one it follows is followed from there on.
+
+    Returns:
+        None when the row is short, or of unlike ones, or has not settled.
+    """
+    stages, microbatches = group.stages, group.microbatches
+    count, depth = len(microbatches), len(stages)
+    if count < 3 or microbatches.count(microbatches[0]) < count - (
+        microbatches[-1] != microbatches[0]
+    ):
+        return None
+    if schedule != "gpipe":
+        depth += stages[0].inflight
+    tau_s, moved = cost.steady(stages, microbatches[0], schedule)
+    round_s = moved * tau_s
+    for settled in SETTLED:
+        skipped = (count - settled * depth) // moved * moved
+        if skipped < 2 * settled * depth or skipped <= moved:
+            break
+        ends_s, before_s = (
+            stage_ends_s(cost, Group(stages, microbatches[most:]), schedule)
+            for most in (skipped, skipped + moved)
+        )
+        grown_s = [a - b for a, b in zip(ends_s, before_s, strict=True)]
+        if all(abs(more_s - round_s) <= ROUNDING * round_s for more_s in grown_s):
+            return tuple([end_s + skipped * tau_s for end_s in ends_s])
+    return None
 
 
 def _lanes(cost: CostModel, group: Group, schedule: str) -> list[_Lane]:

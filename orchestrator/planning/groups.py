@@ -18,6 +18,7 @@ from orchestrator.planning.pipeline import (
     make_chain,
     period_s,
     pipeline_s,
+    steady,
 )
 from orchestrator.planning.tables import LayerTables
 
@@ -278,6 +279,13 @@ class GroupModel:
         return GroupCurve(
             chain.round_trip_s[0], period_s(chain, [s.inflight for s in stages], schedule), most
         )
+
+    def steady(
+        self, stages: tuple[Stage, ...], microbatch: int, schedule: str
+    ) -> tuple[float, int]:
+        """The steady period, and after how many microbatches it comes round; see ``steady``."""
+        chain = self._chain(stages, microbatch).chain
+        return steady(chain, [stage.inflight for stage in stages], schedule)
 
     def figures(self, group: Group, schedule: str) -> GroupFigures:
         """What a group costs by itself."""

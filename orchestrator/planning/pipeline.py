@@ -134,6 +134,14 @@ def _circuits(chain: Chain, inflight_S: Sequence[int], count: float) -> list[_Ci
     return found
 
 
+def steady(chain: Chain, inflight_S: Sequence[int], schedule: str) -> tuple[float, int]:
+    """Tau of ``period_s``, and the microbatches that one round of its slowest circuit moves on."""
+    if schedule == "gpipe":
+        return period_s(chain, inflight_S, schedule), 1
+    tau_s, _, moved = max(_circuits(chain, inflight_S, inf))
+    return (chain.occupied_s, 1) if chain.occupied_s >= tau_s else (tau_s, moved)
+
+
 def best_inflight(chain: Chain, wanted_S: Sequence[int], room_S: Sequence[int]) -> tuple[int, ...]:
     """K_s of 1F1B: the shortest period that memory allows, then as many as wanted.
 

@@ -133,3 +133,25 @@ def test_pipeline_is_never_faster_than_its_busiest_stage_or_its_first_round_trip
     round_trip_s = cost.curve(group.stages, microbatches[0], schedule).fill_drain_s
     assert makespan_s >= busiest_s * (1 - EXACT)
     assert makespan_s >= round_trip_s * (1 - EXACT)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.randoms(use_true_random=False), st.sampled_from(["1f1b", "gpipe"]))
+def test_a_long_row_of_microbatches_ends_as_its_timeline_says(random, schedule):
+    """Whole rounds are skipped once the pipeline runs steadily; a short last one is not."""
+    depth = random.randint(1, 5)
+    forward_s = [
+        random.choice([0.01, 0.01, 0.03, random.uniform(0.005, 0.05)]) for _ in range(depth)
+    ]
+    short = random.choice([[], [1]])
+    cost, group, _ = pipeline(
+        forward_s,
+        [2] * random.randint(100, 300) + short,
+        latency_s=random.choice([0.0, 0.02]),
+        bandwidth_bytes_per_s=random.choice([1e30, 1e8, 4e7]),
+    )
+    held = sorted((random.randint(1, 2 * depth) for _ in range(depth)), reverse=True)
+    stages = tuple(replace(s, inflight=k) for s, k in zip(group.stages, held, strict=True))
+    group = Group(stages, group.microbatches)
+    whole = [spans[-1].end_s for spans in timeline(cost, group, schedule)]
+    assert stage_ends_s(cost, group, schedule) == pytest.approx(whole, rel=1e-9)

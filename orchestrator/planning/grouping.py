@@ -86,6 +86,15 @@ class DeviceSpace:
             yield tuple((team,) for team in (*teams, *rest))
             yield from (tuple((t,) for t in teams[:count]) for count in range(1, len(teams) + 1))
 
+    def by_kind(self, state: Grouping) -> dict[str, Grouping]:
+        """Chains over devices of one kind."""
+        found: dict[str, list[Chain]] = {}
+        for chain in state:
+            kinds = {self.teams[team].kind for team in chain}
+            if len(kinds) == 1:
+                found.setdefault(kinds.pop(), []).append(chain)
+        return {kind: self.roster.canonical(tuple(chains)) for kind, chains in found.items()}
+
     def joined(self, states: Sequence[Grouping]) -> Grouping:
         """Groups of several states on unlike devices, side by side."""
         return self.roster.canonical(tuple(chain for state in states for chain in state))

@@ -43,18 +43,15 @@ def seeds(stock: Stock, seconds_per_sample: Sequence[float], most_groups: int) -
 
 def _guesses(stock: Stock, fastest: Sequence[int], most_groups: int) -> Iterator[Mix]:
     """Those that use all devices in few shapes come first: there may be time for no more."""
-    shapes = [
-        [
-            (template, count)
-            for c in fastest
-            for template in [((c, size),) * depth]
-            if (c, size) in stock.index_of and (count := stock.most(template))
-        ]
-        for size, depth in product(sorted({size for _, size in stock.pieces}), DEPTHS)
-    ]
-    yield from (_first_of(shape, most_groups) for shape in shapes)
-    for template in _through_all_nodes(stock, fastest):
-        yield _first_of([(template, stock.most(template))], most_groups)
+    shapes: list[list[tuple[Template, int]]] = []
+    num_nodes = sum(len(one.nodes) for one in stock.classes)
+    for size, depth in product(sorted({size for _, size in stock.pieces}), (*DEPTHS, num_nodes)):
+        if depth in DEPTHS:
+            templates = (((c, size),) * depth for c in fastest if (c, size) in stock.index_of)
+            shapes.append([(t, count) for t in templates if (count := stock.most(t))])
+            yield _first_of(shapes[-1], most_groups)
+        template = _through_all_nodes(stock, fastest, size, depth)
+        yield _first_of([(template, stock.most(template))], most_groups) if template else ()
     devices = [c for c in fastest for _ in range(stock.classes[c].num_devices)]
     for depth in DEPTHS[1:]:
         if num_groups := min(len(devices) // depth, most_groups):
@@ -69,23 +66,20 @@ def _guesses(stock: Stock, fastest: Sequence[int], most_groups: int) -> Iterator
         yield _first_of([(template, stock.most(template))], most_groups)
 
 
-def _through_all_nodes(stock: Stock, fastest: Sequence[int]) -> Iterator[Template]:
-    """Chains with stages on nodes of their own, of every class in proportion to its nodes.
+def _through_all_nodes(stock: Stock, fastest: Sequence[int], size: int, depth: int) -> Template:
+    """A chain with stages on nodes of their own, of every class in proportion to its nodes.
 
     The same stages of several groups share nodes, inside which their gradients are summed.
     """
     num_nodes = [len(stock.classes[c].nodes) for c in fastest]
-    for size in sorted({size for _, size in stock.pieces}):
-        for depth in (*DEPTHS[1:], sum(num_nodes)):
-            counts = [round(depth * n / sum(num_nodes)) for n in num_nodes]
-            template = tuple(
-                (c, size)
-                for c, count in zip(fastest, counts, strict=True)
-                if (c, size) in stock.index_of
-                for _ in range(count)
-            )
-            if len(template) > 1:
-                yield stock.apart(template)
+    counts = [round(depth * n / sum(num_nodes)) for n in num_nodes]
+    template = tuple(
+        (c, size)
+        for c, count in zip(fastest, counts, strict=True)
+        if (c, size) in stock.index_of
+        for _ in range(count)
+    )
+    return stock.apart(template) if len(template) > 1 else ()
 
 
 def _some_of(

@@ -129,14 +129,17 @@ class Search:
         seeds = self._while_in_time(self._evaluator.space.seeds(self._evaluator.seconds_per_sample))
         raw: dict[State, Trial] = {}
         guesses: list[State] = []
-        while some := list(islice(seeds, NUM_AT_ONCE)):  # so that early ones are tried early
-            guesses += some
-            self._add_promising(some, raw)
         joined: dict[State, Trial] = {}
+        while some := list(islice(seeds, NUM_AT_ONCE)):  # so that early ones are tried early
+            self._add_promising(some, raw)
+            if self._best is None and not guesses:
+                self._add_promising(self._kind_by_kind(some), joined)
+            guesses += some
         if self._best is None and not self._out_of_time():
             self._add_promising(self._kind_by_kind(guesses), joined)
         # One of the joined ones, so that they do not crowd out unlike guesses.
         ranked = [*self._ranked(joined)[:1], *self._ranked(raw)[:NUM_POLISHED]]
+        ranked.sort(key=lambda guess: self.score({**raw, **joined}[guess]), reverse=True)
         return [trial for trial in map(self._look, ranked) if trial]
 
     def _ranked(self, raw: Mapping[State, Trial]) -> list[State]:
@@ -149,12 +152,11 @@ class Search:
         """
         space, evaluator = self._evaluator.space, self._evaluator
         of_kind: dict[str, list[tuple[float, State]]] = {}
-        for guess in self._while_in_time(guesses):
-            kinds = {space.teams[team].kind for team, _ in space.used(guess)}
-            busiest = evaluator.most_samples_per_s(guess) if len(kinds) == 1 else 0.0
-            if busiest:
+        parts = (part for guess in guesses for part in space.by_kind(guess).items())
+        for kind, guess in self._while_in_time(dict.fromkeys(parts)):
+            if busiest := evaluator.most_samples_per_s(guess):
                 hope = self._worth_with_traffic(guess, busiest)
-                of_kind.setdefault(kinds.pop(), []).append((hope, guess))
+                of_kind.setdefault(kind, []).append((hope, guess))
         tops = sorted(filter(None, map(self._fitting, of_kind.values())), reverse=True)
         found: list[State] = []
         for most in range(2, len(tops) + 1):

@@ -1,6 +1,6 @@
 """What a search may try: states of a space, and trials, which are states with cuts and shares."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -31,6 +31,9 @@ class Space(Protocol):
 
     def seeds(self, seconds_per_sample: Sequence[float]) -> Iterable[State]:
         """First guesses, given the time of the whole model on each of ``teams``."""
+
+    def by_kind(self, state: State) -> Mapping[str, State]:
+        """The groups whose devices are all of one kind, as states by themselves."""
 
     def joined(self, states: Sequence[State]) -> State:
         """States that use unlike devices, as one."""

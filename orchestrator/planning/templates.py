@@ -86,6 +86,7 @@ class ClassSpace:
         """Number of a device's node among those of its class."""
         self._device_of = {device.device_id: device for device in roster.devices}
         shown = [roster.devices[one.nodes[0][0]] for one in self.stock.classes]
+        self._kinds = [device.kind for device in shown]
         self._mender = Mender(self.stock, self._class_of, self._node_of, shown)
         self._formed: dict[tuple[int, ...], Team] = {}
         self.teams = tuple(
@@ -313,6 +314,15 @@ class ClassSpace:
     def seeds(self, seconds_per_sample: Sequence[float]) -> Iterator[Mix]:
         """First guesses; see ``mixes.seeds``."""
         return seeds(self.stock, seconds_per_sample, self._most_groups)
+
+    def by_kind(self, state: Mix) -> dict[str, Mix]:
+        """Templates over classes of one kind."""
+        found: dict[str, dict[Template, int]] = {}
+        for template, count in state:
+            kinds = {self._kinds[c] for c, _ in template}
+            if len(kinds) == 1:
+                found.setdefault(kinds.pop(), {})[template] = count
+        return {kind: make_mix(counts) for kind, counts in found.items()}
 
     def joined(self, states: Sequence[Mix]) -> Mix:
         """Groups of several states on unlike classes, side by side."""

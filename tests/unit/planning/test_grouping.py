@@ -126,6 +126,22 @@ def test_seeds_hold_chains_through_the_nodes_of_each_kind() -> None:
         assert roster.canonical((tuple(first), tuple(second))) in found  # type: ignore[arg-type]
 
 
+def test_a_grouping_falls_into_the_kinds_of_its_chains_and_is_joined_from_them() -> None:
+    roster = Roster(demo_cluster())
+    space = DeviceSpace(roster)
+    of_kind: dict[str, list[int]] = {}
+    for index, device in enumerate(roster.devices):
+        of_kind.setdefault(device.kind, []).append(index)
+    pure = [tuple(devices[:1]) for devices in of_kind.values()]
+    state = roster.canonical(tuple(pure))
+    parts = space.by_kind(state)
+    assert set(parts) == set(of_kind)
+    assert all(roster.devices[d].kind == kind for kind in parts for (d, *_) in parts[kind])
+    assert space.joined(list(parts.values())) == state
+    mixed = tuple(devices[-1] for devices in of_kind.values())
+    assert space.by_kind(roster.canonical((*pure[:1], mixed))).keys() == {next(iter(of_kind))}
+
+
 def test_alignment_leaves_layers_where_they_are() -> None:
     roster = Roster(demo_cluster())
     index = {d.device_id: i for i, d in enumerate(roster.devices)}

@@ -18,6 +18,7 @@ from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 from orchestrator.planning.search import Search
 from orchestrator.planning.space import Trial
+from orchestrator.planning.stock import make_mix
 from orchestrator.planning.templates import ClassSpace, binned
 from orchestrator.planning.trials import Evaluator
 
@@ -194,6 +195,16 @@ def test_a_zone_behind_a_thin_link_takes_nothing_from_the_others() -> None:
         return best(replace(problem, max_team=4), looks=1500).estimate.samples_per_s
 
     assert rate(devices) >= rate([d for d in devices if d.pool != "w"])
+
+
+def test_a_mix_falls_into_the_kinds_of_its_templates_and_is_joined_from_them() -> None:
+    space = evaluator(problem_of(fleet((2, 2)))).space
+    big, small, both = (((0, 2), (0, 2)), 1), (((1, 1),), 3), (((0, 1), (1, 1)), 2)
+    pure, mixed = make_mix(dict((big, small))), make_mix(dict((big, both)))
+    parts = space.by_kind(pure)
+    assert sorted(parts.values()) == [(big,), (small,)]
+    assert space.joined(list(parts.values())) == pure
+    assert list(space.by_kind(mixed).values()) == [(big,)]
 
 
 def test_retimed_mix_equals_the_retimed_plan() -> None:

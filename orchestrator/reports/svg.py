@@ -1,6 +1,7 @@
 """Inline SVG and the HTML page around it: no script, no outside resource, light and dark."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -32,7 +33,8 @@ p { margin: 4px 0; } .soft { color: var(--soft); } .good { color: var(--good); }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 5px 10px; border-bottom: 1px solid var(--line);
   vertical-align: top; } th { color: var(--soft); font-weight: 600; font-size: 12px; }
-td.n, th.n { text-align: right; white-space: nowrap; } tr.chosen td { font-weight: 600; }
+td.n, th.n { text-align: right; } td.n, th.n, .w { white-space: nowrap; }
+tr.chosen td { font-weight: 600; }
 svg { display: block; max-width: none; } svg text { fill: var(--ink); font: 12px system-ui,
   -apple-system, "Segoe UI", Roboto, sans-serif; } svg .soft { fill: var(--soft); }
 svg .on { fill: var(--on); font-weight: 600; } svg .grid { stroke: var(--line); }
@@ -194,7 +196,9 @@ def bar_chart(bars: Sequence[tuple[str, float]], *, unit: str, label: str) -> st
 
 
 def _broken(cell: str) -> str:
-    return escape(cell).replace("\n", "<br>")
+    # Names of devices, fast-0[0:4], are not torn at their hyphens.
+    whole = re.sub(r"\S+-\S+", r"<span class=w>\g<0></span>", escape(cell))
+    return whole.replace("\n", "<br>")
 
 
 def _plain(value: object) -> str:

@@ -1,6 +1,6 @@
 """Pictures as SVG text."""
 
-from orchestrator.reports.svg import Series, line_chart
+from orchestrator.reports.svg import Series, line_chart, table
 
 
 def test_a_curve_of_one_point_is_a_dot_and_one_of_two_a_line() -> None:
@@ -10,3 +10,8 @@ def test_a_curve_of_one_point_is_a_dot_and_one_of_two_a_line() -> None:
     )
     assert ("<circle" in one, "<polyline" in one) == (True, False)
     assert ("<circle" in two, "<polyline" in two) == (False, True)
+
+
+def test_the_name_of_a_device_stays_in_one_piece() -> None:
+    shown = table(("plan",), [("8: big-0[0:4] >\nsmall-10[4:9]",)])
+    assert "8: <span class=w>big-0[0:4]</span> &gt;<br><span class=w>small-10[4:9]</span>" in shown

@@ -166,8 +166,7 @@ def report(
     from orchestrator.reports.run_report import compare_bill, read_run, report_data
     from orchestrator.reports.run_text import print_report
 
-    if html is not None:
-        check_output(html, "--html")
+    check_output(html, "--html")
     found = read_run(run_dir)
     compared = () if bill is None else compare_bill(found, read_text(bill, bill, "give a CSV file"))
     if html is not None:
@@ -275,8 +274,7 @@ def _plan(config: "RunConfig", *, as_json: bool, html: str | None) -> None:
     from orchestrator.reports.worth import WORTH_HELP
     from orchestrator.whatif.plans import what_if, what_if_data
 
-    if html is not None:
-        check_output(html, "--html")
+    check_output(html, "--html")
     found = what_if(config, _measured(config), stopwatch=time.monotonic)
     written = []
     if html is not None:
@@ -313,9 +311,10 @@ def _simulate(config: "RunConfig", found: "Comparison", *, as_json: bool, html: 
     from orchestrator.whatif.rehearsal_page import rehearsal_page
     from orchestrator.whatif.rehearsal_table import rehearsal_data, rehearsal_table
 
-    if html is not None:
-        check_output(html, "--html")
-    results = found.run(_measured(config))
+    check_output(html, "--html")
+    measured = _measured(config)
+    with Console(stderr=True).status("simulating") as status:  # shown on a terminal only
+        results = found.run(measured, status.update)
     if html is not None:
         storage.write_bytes(html, rehearsal_page(config, results).encode())
     if as_json:

@@ -93,11 +93,11 @@ def check_folder(url: str, key: str) -> None:
         raise ConfigError(f"{key} is {url!r}: {problem}; give a folder that can be written to")
 
 
-def check_output(path: str, option: str) -> None:
-    """Check the name of a file that will be written.
+def check_output(path: str | None, option: str) -> None:
+    """Check the name of a file that will be written; None names none.
 
     Raises:
         ConfigError: If it is empty or names a folder.
     """
-    if not path or ("://" not in path and Path(path).is_dir()):
+    if path is not None and (not path or ("://" not in path and Path(path).is_dir())):
         raise ConfigError(f"{option} {path!r} names no file; give the path of a file to write")

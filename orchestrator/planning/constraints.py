@@ -143,7 +143,10 @@ class Breach:
     def text(self) -> str:
         """Which limit, and by how much."""
         if self.row.kind == "share":
-            return f"{self.row.name}: {self.used:.1%} of the batch instead of {self.row.limit:.1%}"
+            return (
+                f"{self.row.name}: {self.used:.1%} of the batch enter on its devices instead of "
+                f"{self.row.limit:.1%}"
+            )
         if not self.row.limit:
             return f"{self.row.name}: something is spent where nothing may be"
         return f"{self.row.name}: {self.used / self.row.limit:.4g} times its limit"

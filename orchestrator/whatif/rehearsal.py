@@ -92,17 +92,27 @@ class Comparison:
             )
             object.__setattr__(self, "scenario", told)
 
-    def run(self, measured: ModelProfile) -> list[Rehearsal]:
+    def run(
+        self, measured: ModelProfile, begins: Callable[[str], None] = lambda words: None
+    ) -> list[Rehearsal]:
         """Every strategy's rehearsal, the file's own first.
+
+        Args:
+            measured: The model's layers, unscaled.
+            begins: Is told which strategy's turn it is; each may take minutes.
 
         Raises:
             InfeasibleError: If the file's own strategy finds no plan.
         """
         names = dict.fromkeys((self.config.control.strategy, *self.others))
-        results = [
-            rehearse(self.config, measured, days=self.days, strategy=name, scenario=self.scenario)
-            for name in names
-        ]
+        results = []
+        for i, name in enumerate(names, start=1):
+            begins(f"simulating {name} ({i} of {len(names)})")
+            results.append(
+                rehearse(
+                    self.config, measured, days=self.days, strategy=name, scenario=self.scenario
+                )
+            )
         if results[0].problem:
             raise InfeasibleError(results[0].problem)
         return results

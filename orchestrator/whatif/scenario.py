@@ -109,7 +109,8 @@ class _Reader:
     def _preemption(self, row: Mapping[str, Any]) -> Stream:
         _only(row, ("pool", "path", "start_hour", "repeat"))
         name = f"path {row['path']!r}"
-        lines = read_text(str(row["path"]), name, "give a trace of nodes").splitlines()
+        where = f"{self.path}: preemptions: {name}"
+        lines = read_text(str(row["path"]), where, "give a trace of nodes").splitlines()
         try:
             trace = read_node_trace(lines)
         except ValueError as error:

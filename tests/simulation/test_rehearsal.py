@@ -147,6 +147,16 @@ def test_a_run_goes_on_without_the_devices_that_a_scenario_takes(tmp_path: Path)
     assert joint.samples > cheapest.samples > nothing.samples == 0
 
 
+def test_a_reader_is_told_whose_turn_it_is(tmp_path: Path) -> None:
+    found = replace(told(tmp_path, "seed: 3\n"), days=0.01)
+    turns: list[str] = []
+    found.run(a_profile(), turns.append)
+    assert turns == [
+        "simulating joint (1 of 3)", "simulating cheapest (2 of 3)",
+        "simulating do-nothing (3 of 3)",
+    ]  # fmt: skip
+
+
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     found = replace(told(tmp_path), others=())
     assert found.run(a_profile()) == found.run(a_profile())
@@ -169,6 +179,10 @@ def test_a_run_waits_for_its_first_device(tmp_path: Path) -> None:
     [
         ("weather: []", "'weather' is no section; write one of seed, environment"),
         ("losses: [{pool: gone}]", "losses: 'devices' is missing"),
+        (
+            "preemptions: [{pool: fast, path: no.csv}]",
+            "scenario.yaml: preemptions: path 'no.csv' does not exist; give a trace of nodes",
+        ),
         (
             "losses: [{pool: gone, per_hour: 1, devices: [1, 2], return_after_hours: 1}]",
             "losses: pool 'gone' is not on offer; write one of fast, slow",

@@ -264,6 +264,8 @@ class Search:
         while not self._out_of_time():
             moves = variations(trial)
             for i in (*range(at, len(moves)), *range(min(at, len(moves)))):
+                if self._out_of_time():
+                    return trial
                 tried = (self._evaluator.priced(trial, found, evaluate) for found in moves[i]())
                 better = next((t for t in tried if t and self.score(t) > score), None)
                 if better:

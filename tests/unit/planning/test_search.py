@@ -11,12 +11,13 @@ from benchmarks.builders import make_cluster, make_device, make_problem
 from orchestrator.core.cluster import Device, Link, make_team
 from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile
 from orchestrator.core.plan import Group, Stage
-from orchestrator.core.slot import PlanningProblem
+from orchestrator.core.slot import PlanningProblem, StepEstimate
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.grouping import DeviceSpace
 from orchestrator.planning.roster import Roster
 from orchestrator.planning.search import Search
 from orchestrator.planning.space import Trial
+from orchestrator.planning.sums import Alike
 from orchestrator.planning.trials import Evaluator
 from orchestrator.planning.waterfill import as_microbatches
 from tests.unit.planning.demo_cluster import (
@@ -294,6 +295,23 @@ def test_search_stops_when_told_and_returns_the_best_so_far() -> None:
     trials = runner.run((), 0)
     assert trials
     assert looks < 200
+
+
+def test_polish_stops_amid_its_variations_when_told() -> None:
+    """At a thousand devices the variations of one trial take seconds."""
+    problem, looks = demo_problem(), 0
+    used, polished = evaluator(problem), search(problem)[1][0]
+
+    def evaluate(groups: Sequence[Group], alike: Sequence[Alike], schedule: str) -> StepEstimate:
+        nonlocal looks
+        looks += 1
+        return used.estimate(groups, alike, schedule)
+
+    trial = used.trials(polished.state)[0]
+    Search(used, 1.0, 0.0, lambda: False).polish(trial, evaluate)
+    all_looks, looks = looks, 0
+    Search(used, 1.0, 0.0, lambda: looks >= 2).polish(trial, evaluate)
+    assert looks < 8 < all_looks
 
 
 def test_model_that_fits_nowhere_has_no_trial() -> None:

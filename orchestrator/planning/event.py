@@ -17,7 +17,7 @@ from orchestrator.core.slot import StepEstimate
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.sums import Alike
 
-SETTLED = (2, 8)
+SETTLED = (3, 8)
 """Microbatches, over stages and what may be in flight, after which a pipeline may run steadily."""
 
 ROUNDING = 1e-9
@@ -72,9 +72,6 @@ def stage_ends_s(cost: CostModel, group: Group, schedule: str) -> tuple[float, .
 def _by_rounds(cost: CostModel, group: Group, schedule: str) -> tuple[float, ...] | None:
     """The ends of a long row of like microbatches from those of a short one.
 
-    An end is the longest of many paths. Once it grows by the steady period, no path grows
-    faster, so that the one it follows is followed from there on.
-
     Returns:
         None when the row is short, or of unlike ones, or has not settled.
     """
@@ -87,19 +84,55 @@ def _by_rounds(cost: CostModel, group: Group, schedule: str) -> tuple[float, ...
     if schedule != "gpipe":
         depth += stages[0].inflight
     tau_s, moved = cost.steady(stages, microbatches[0], schedule)
-    round_s = moved * tau_s
     for settled in SETTLED:
         skipped = (count - settled * depth) // moved * moved
         if skipped < 2 * settled * depth or skipped <= moved:
             break
-        ends_s, before_s = (
-            stage_ends_s(cost, Group(stages, microbatches[most:]), schedule)
-            for most in (skipped, skipped + moved)
-        )
-        grown_s = [a - b for a, b in zip(ends_s, before_s, strict=True)]
-        if all(abs(more_s - round_s) <= ROUNDING * round_s for more_s in grown_s):
-            return tuple([end_s + skipped * tau_s for end_s in ends_s])
+        short = Group(stages, microbatches[skipped:])
+        starts_s, ends_s = _run(_lanes(cost, short, schedule))
+        last_s = tuple([stage[-1] for stage in ends_s])
+        if schedule == "gpipe":
+            # An end is the largest of sums that grow with the row, none faster than the period:
+            # once it grows as fast it goes on so.
+            shorter = Group(stages, microbatches[skipped + moved :])
+            before_s = stage_ends_s(cost, shorter, schedule)
+            steady = _grows(before_s, last_s, moved * tau_s)
+        else:
+            steady = _is_steady(short, starts_s, moved, moved * tau_s)
+        if steady:
+            return tuple([end_s + skipped * tau_s for end_s in last_s])
     return None
+
+
+def _is_steady(
+    group: Group, starts_s: Sequence[Sequence[float]], moved: int, round_s: float
+) -> bool:
+    """Whether a 1F1B pipeline repeats itself after so many microbatches, up to its drain.
+
+    What starts depends on nothing older than the microbatches in flight. Where as many in a row,
+    at every stage, forwards and backwards, start a round after those before them, all that
+    follow do. Ends alone do not show it: a slower way through the pipeline may still be longer.
+    """
+    held = max([stage.inflight for stage in group.stages])
+    end = len(group.microbatches) - held - 1
+    first = end - moved - held - 1
+    if first < held:
+        return False
+    for stage, starts in zip(group.stages, starts_s, strict=True):
+        ahead = stage.inflight - 1
+        for place in (-ahead, ahead + 1):  # of forwards and backwards, in turn once all are held
+            now = starts[2 * first + place : 2 * (end - moved) + place : 2]
+            later = starts[2 * (first + moved) + place : 2 * end + place : 2]
+            if not _grows(now, later, round_s):
+                return False
+    return True
+
+
+def _grows(before_s: Sequence[float], after_s: Sequence[float], by_s: float) -> bool:
+    return all(
+        abs(after - before - by_s) <= ROUNDING * by_s
+        for before, after in zip(before_s, after_s, strict=True)
+    )
 
 
 def _lanes(cost: CostModel, group: Group, schedule: str) -> list[_Lane]:

@@ -155,3 +155,20 @@ def test_a_long_row_of_microbatches_ends_as_its_timeline_says(random, schedule):
     group = Group(stages, group.microbatches)
     whole = [spans[-1].end_s for spans in timeline(cost, group, schedule)]
     assert stage_ends_s(cost, group, schedule) == pytest.approx(whole, rel=1e-9)
+
+
+def test_a_slower_way_through_a_pipeline_may_show_late():
+    """Ends that grow by the period for a while may grow faster later, behind slow links."""
+    devices = [make_device(f"d-{i}", zone=f"z{i}") for i in range(11)]
+    cluster = make_cluster(devices, latency_s=0.2, bandwidth_bytes_per_s=2.4e6)
+    sizes = [1e5, 1e4, 1e4, 1e4, 3e4, 3e4, 3e4, 1e4, 3e4, 1e4, 3e4]
+    profile = make_profile(
+        {"gpu": [0.05] * 11}, backward_ratio=1.0, boundary_bytes=sizes, microbatches=(2,)
+    )
+    cost = CostModel(make_problem(cluster, profile))
+    for count in range(200, 260, 5):
+        group = make_group(devices, range(12), [2] * count)
+        stages = tuple(replace(s, inflight=11 - i) for i, s in enumerate(group.stages))
+        group = Group(stages, group.microbatches)
+        whole = [spans[-1].end_s for spans in timeline(cost, group, "1f1b")]
+        assert stage_ends_s(cost, group, "1f1b") == pytest.approx(whole, rel=1e-9)

@@ -36,7 +36,7 @@ def rehearsal_data(config: RunConfig, results: Sequence[Rehearsal]) -> dict[str,
 
 EQUAL_COST = (
     "At equal cost: a strategy that spent more than the budget is duty-cycled down to it, its "
-    "rate times b/c."
+    "rate times b/c; one that spent less keeps its rate."
 )
 
 

@@ -28,7 +28,7 @@ class AlikeSet:
     @property
     def alike(self) -> Alike:
         """As the cost model takes it."""
-        first, second = alone(self.group), alone(self.second or self.group)
+        first, second = alone(self.group.stages), alone((self.second or self.group).stages)
         return Alike(self.count, first.first, second.first)
 
 

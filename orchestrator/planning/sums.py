@@ -26,9 +26,9 @@ class Alike(NamedTuple):
     second: tuple[Team, ...]
 
 
-def alone(group: Group) -> Alike:
+def alone(stages: Sequence[Stage]) -> Alike:
     """A group that stands for itself."""
-    teams = tuple([stage.team for stage in group.stages])
+    teams = tuple([stage.team for stage in stages])
     return Alike(1, teams, teams)
 
 
@@ -120,6 +120,7 @@ class GradientSums:
         self._numbers: dict[tuple[object, ...], int] = {}  # of members
         self._rows: dict[tuple[int, int, int], tuple[list[int], object]] = {}  # by ids
         self._cuts: ByIdentity[tuple[Stage, ...], int] = ByIdentity()  # numbers of stages
+        self._alone = ByIdentity[tuple[Stage, ...], Alike]()
         self._cut_numbers: dict[tuple[int, ...], int] = {}
         self._rings: dict[tuple[int, ...], _Ring] = {}
         self._known: dict[tuple[int, ...], _Sums] = {}
@@ -170,7 +171,7 @@ class GradientSums:
 
     def _of(self, groups: Sequence[Group], alike: Sequence[Alike] | None) -> _Sums:
         if alike is None:
-            alike = [alone(group) for group in groups]
+            alike = [self._alone.of(group.stages, alone) for group in groups]
         cuts_G = [self._cuts.of(group.stages, self._cut_number) for group in groups]
         rows_G = self._rows_of(alike)
         key = (*cuts_G, *map(id, rows_G))

@@ -70,7 +70,7 @@ def test_sums_that_are_forgotten_are_computed_anew(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sums, "MAX_KEPT", 3)
     cluster, tables = _cluster(num_nodes=3, each=2), LayerTables(_profile())
     groups = [Group((Stage(make_team([device]), 0, 1),), (1,)) for device in cluster.devices]
-    alike = [alone(group) for group in groups]
+    alike = [alone(group.stages) for group in groups]
     rng = np.random.default_rng(0)
     kept = GradientSums(tables, cluster)
     for _ in range(300):

@@ -95,6 +95,11 @@ class DeviceSpace:
                 found.setdefault(kinds.pop(), []).append(chain)
         return {kind: self.roster.canonical(tuple(chains)) for kind, chains in found.items()}
 
+    @property
+    def layout(self) -> object:
+        """See ``Roster.layout``."""
+        return self.roster.layout
+
     def joined(self, states: Sequence[Grouping]) -> Grouping:
         """Groups of several states on unlike devices, side by side."""
         return self.roster.canonical(tuple(chain for state in states for chain in state))

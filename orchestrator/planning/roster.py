@@ -32,10 +32,10 @@ class Roster:
         self._cluster = cluster
         self._special = _special_nodes(cluster)
         nodes: dict[str, list[Device]] = {}
-        pools: dict[str, list[Device]] = {}
+        pools: dict[tuple[str, str], list[Device]] = {}
         for device in cluster.devices:
             nodes.setdefault(device.node_id, []).append(device)
-            mates = pools.setdefault(device.pool, [])
+            mates = pools.setdefault((device.pool, device.zone), [])
             if len(mates) < 2 and all(mate.node_id != device.node_id for mate in mates):
                 mates.append(device)
         self._pools = list(pools.values())  # of each, devices of two nodes where it has them
@@ -57,6 +57,13 @@ class Roster:
             device.entry_usd_per_sample,
         )  # fmt: skip
 
+    def _end(self, device: Device, *, single: bool) -> tuple[object, ...]:
+        """Figures of where a path ends: of a single device, or of any of its pool."""
+        if single:
+            return self._figures(device)
+        offer = self._cluster.offer(device.pool)
+        return device.zone, device.kind, 0.0, 0, offer.price_usd_per_s, offer.billed, offer.spot
+
     def _path(self, source: Device, target: Device) -> tuple[object, ...]:
         """Figures of a link without the names of its ends; empty when nobody described it."""
         try:
@@ -67,14 +74,15 @@ class Roster:
     def _node_key(self, node: Sequence[Device]) -> tuple[object, ...]:
         """What a node is and how it is joined to others, without a name."""
         first = node[0]
-        others = self._cluster.devices
-        if first.node_id not in self._special:
+        others, special = self._cluster.devices, first.node_id in self._special
+        if not special:
             others = tuple(
                 next((d for d in pool if d.node_id != first.node_id), pool[0])
                 for pool in self._pools
             )
         paths = sorted(
-            (self._figures(d), self._path(first, d), self._path(d, first)) for d in others
+            (self._end(d, single=special), self._path(first, d), self._path(d, first))
+            for d in others
         )
         return tuple(map(self._figures, node)), self._path(first, first), tuple(paths)
 
@@ -130,6 +138,12 @@ class Roster:
         self.teams: tuple[Team, ...] = tuple(
             make_team([self.devices[d] for d in team]) for team in sets
         )
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """Equal where every number means the same device, and the same ones are alike."""
+        ids = tuple([device.device_id for device in self.devices])
+        return ids, self.node_class, self.device_class
 
     def devices_of(self, grouping: Grouping) -> list[int]:
         """All devices in use."""

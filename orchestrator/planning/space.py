@@ -29,6 +29,10 @@ class Space(Protocol):
     def teams(self) -> Sequence[Team]:
         """One team of every sort, by which speed and price of states are bounded."""
 
+    @property
+    def layout(self) -> object:
+        """Equal for spaces in which a state means the same devices."""
+
     def seeds(self, seconds_per_sample: Sequence[float]) -> Iterable[State]:
         """First guesses, given the time of the whole model on each of ``teams``."""
 

@@ -208,6 +208,11 @@ class ClassSpace:
             (self.stock.index_of[piece], count) for template, count in state for piece in template
         ]
 
+    @property
+    def layout(self) -> object:
+        """See ``Roster.layout``."""
+        return self._roster.layout
+
     def of_plan(self, plan: Plan) -> list[Mix]:
         """See ``Mender.mixes_of``."""
         return self._mender.mixes_of(plan)

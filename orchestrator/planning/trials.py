@@ -101,12 +101,12 @@ class Evaluator:
     def repriced(self, problem: PlanningProblem) -> "Evaluator | None":
         """One for a problem in which nothing but prices changed: cuts and shares stay.
 
-        None where more changed, or where the new prices number the devices differently.
+        None where more changed, or where other devices are alike at the new prices.
         """
         if _without_prices(self._problem) != _without_prices(_without_money(problem)):
             return None
         space = self._make_space(problem)
-        if space.teams != self.space.teams:
+        if space.layout != self.space.layout:
             return None
         cost = self.cost.following(problem)
         if cost is None:

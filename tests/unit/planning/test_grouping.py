@@ -53,6 +53,13 @@ def test_slowed_device_is_no_longer_like_its_neighbour() -> None:
     assert roster.canonical(((first,),)) != roster.canonical(((second,),))
 
 
+def test_the_others_stay_alike_whichever_device_of_a_pool_slows() -> None:
+    devices = [make_device(f"d-{i}", node_id=f"n{i}") for i in range(5)]
+    for slow in range(5):
+        some = [replace(d, slowdown=2.0) if i == slow else d for i, d in enumerate(devices)]
+        assert len(set(Roster(make_cluster(some)).node_class)) == 2
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_canonical_form_does_not_change_under_swaps_of_alike_devices(random: object) -> None:

@@ -1,4 +1,4 @@
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, permutations, product
 
@@ -16,8 +16,9 @@ from orchestrator.planning.cost import CostModel
 from orchestrator.planning.grouping import DeviceSpace
 from orchestrator.planning.roster import Roster
 from orchestrator.planning.search import Search
-from orchestrator.planning.space import Trial
+from orchestrator.planning.space import Space, Trial
 from orchestrator.planning.sums import Alike
+from orchestrator.planning.templates import ClassSpace
 from orchestrator.planning.trials import Evaluator
 from orchestrator.planning.waterfill import as_microbatches
 from tests.unit.planning.demo_cluster import (
@@ -258,6 +259,37 @@ def test_what_is_kept_of_teams_is_not_used_for_smaller_microbatches() -> None:
 def test_evaluator_does_not_serve_another_state_of_the_cluster() -> None:
     slowed = demo_cluster(demo_devices(slowdowns={"fast-0": 2.5}))
     assert not evaluator(demo_problem()).serves(demo_problem(slowed))
+
+
+def by_class(problem: PlanningProblem) -> Space:
+    return ClassSpace(problem.cluster, {}, problem.batch_samples)
+
+
+def by_device(problem: PlanningProblem) -> Space:
+    return DeviceSpace(Roster(problem.cluster))
+
+
+@pytest.mark.parametrize("make_space", [by_class, by_device])
+def test_what_was_found_while_other_devices_were_held_serves_no_more(
+    make_space: Callable[[PlanningProblem], Space],
+) -> None:
+    """As many are held, so that classes keep their sizes and their first devices."""
+    used: Evaluator | None = None
+    for held in ({0, 2}, {0, 4}):
+        devices = [
+            replace(
+                make_device(f"d-{i}", node_id=f"n{i}"),
+                surcharge_usd_per_s=-0.5e-3 if i in held else 0.0,
+            )
+            for i in range(6)
+        ]
+        problem = make_problem(make_cluster(devices))
+        used = (used and used.repriced(problem)) or Evaluator(problem, make_space)
+        backlog_usd = 1 / used.seconds_per_sample[0] / 0.9e-3  # only what is held is worth it
+        search = Search(used, 1.0, backlog_usd, lambda: False)
+        trial = max(search.run((), 0), key=search.score)
+        groups = trial.space.placed(trial, None) or ()
+        assert {d for group in groups for d in group.device_ids} == {f"d-{i}" for i in held}
 
 
 def test_slow_devices_behind_a_thin_link_help_where_small_microbatches_are_free() -> None:

@@ -111,7 +111,7 @@ def _across(stock: Stock, fastest: Sequence[int]) -> Iterator[Template]:
     """Chains over one node of each of two, three or all classes, fastest first or last.
 
     Nodes are split into teams alike; of few classes two neighbours in every way, and one device
-    of each of any.
+    of each of any. What has least memory may have to come first, or last.
     """
     for first, end in combinations(range(len(fastest) + 1), 2):
         span = fastest[first:end]
@@ -126,11 +126,11 @@ def _across(stock: Stock, fastest: Sequence[int]) -> Iterator[Template]:
             ]
             for ordered in (parts, parts[::-1]):
                 yield tuple(piece for part in ordered for piece in part)
-    yield tuple((c, 1) for c in fastest)
-    if len(fastest) <= FEW_CLASSES:
-        for count in range(2, len(fastest)):
-            for some in combinations(fastest, count):
-                yield tuple((c, 1) for c in some)
+    least = 2 if len(fastest) <= FEW_CLASSES else len(fastest)
+    for count in range(least, len(fastest) + 1):
+        for some in combinations(fastest, count):
+            singles = tuple((c, 1) for c in some)
+            yield from (singles, singles[::-1])
 
 
 def _side_by_side(sizes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 from orchestrator.core.cluster import Device, Link, Team
 from orchestrator.core.plan import Group, Stage
 from orchestrator.core.slot import PlanningProblem
-from orchestrator.planning.identity import MAX_KEPT, ByIdentity
+from orchestrator.planning.identity import ByIdentity
 from orchestrator.planning.memory import MemoryModel
 from orchestrator.planning.pipeline import (
     Chain,
@@ -25,6 +25,9 @@ from orchestrator.planning.tables import LayerTables
 SLOW_LINK_RATIO = 0.10  # of the longest stage: from here on more microbatches are kept in flight
 
 MOST_INFLIGHT_RATIO = 4  # of plain 1F1B's: a message each way between neighbours, and one waiting
+
+MAX_FOLLOWED = 50_000
+"""Chains up to which a later problem goes on with what is known: some 5 KiB each, in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class GroupModel:
         """
         mine = self.problem
         if (
-            len(self._figures) > MAX_KEPT
+            len(self._chains) > MAX_FOLLOWED
             or problem.model != mine.model
             or problem.batch_samples != mine.batch_samples
             or problem.microbatch_samples != mine.microbatch_samples

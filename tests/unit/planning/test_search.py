@@ -12,6 +12,7 @@ from orchestrator.core.cluster import Device, Link, make_team
 from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile
 from orchestrator.core.plan import Group, Stage
 from orchestrator.core.slot import PlanningProblem, StepEstimate
+from orchestrator.planning import groups as groups_module
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.grouping import DeviceSpace
 from orchestrator.planning.roster import Roster
@@ -254,6 +255,15 @@ def test_what_is_kept_of_teams_is_not_used_for_smaller_microbatches() -> None:
     trials = Search(later, 1.0, 0.0, lambda: False).run((), 0)
     assert max(m for t in trials for group in t.groups for m in group.microbatches) <= 2
     assert trials[0].estimate == search(small)[1][0].estimate
+
+
+def test_what_piles_up_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = evaluator(demo_problem())
+    Search(used, 1.0, 0.0, lambda: False).run((), 0)
+    slowed = demo_problem(demo_cluster(demo_devices(slowdowns={"fast-0": 2.5})))
+    assert used.cost.following(slowed) is not None
+    monkeypatch.setattr(groups_module, "MAX_FOLLOWED", 10)
+    assert used.cost.following(slowed) is None
 
 
 def test_evaluator_does_not_serve_another_state_of_the_cluster() -> None:

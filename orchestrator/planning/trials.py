@@ -42,6 +42,10 @@ class PolishGain:
         self._assumed = self.ratio = assumed
         self._count, self._largest = 0, 0.0
 
+    def forgotten(self) -> "PolishGain":
+        """As it was assumed at first."""
+        return PolishGain(self._assumed)
+
     def learn(self, gain: float) -> None:
         """From one more polished trial."""
         self._count += 1
@@ -117,7 +121,7 @@ class Evaluator:
         other._curves = Curves(cost, self._curves)
         other._make_groups()
         other._trials, other._old_prices = {}, {**self._old_prices, **self._trials}
-        other.polished = {}
+        other.polished, other.polish_gain = {}, self.polish_gain.forgotten()
         return other
 
     def trials(self, state: State) -> tuple[Trial, ...]:

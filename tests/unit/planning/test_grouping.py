@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from benchmarks.builders import make_cluster, make_device, make_group, make_plan
 from orchestrator.core.cluster import ClusterState, Link
 from orchestrator.planning.grouping import MAX_NEIGHBOURS, DeviceSpace
-from orchestrator.planning.roster import Roster, dealt_out
+from orchestrator.planning.roster import Grouping, Roster, dealt_out
 from tests.unit.planning.demo_cluster import demo_cluster, demo_devices
 
 
@@ -234,7 +234,8 @@ def test_teams_that_differ_by_a_swap_of_alike_devices_have_one_form() -> None:
 
 def test_every_team_can_be_reached_and_none_shares_a_device() -> None:
     space = DeviceSpace(quad())
-    todo, reached = [((0,),)], {((0,),)}
+    start: Grouping = ((0,),)
+    todo, reached = [start], {start}
     rng = np.random.Generator(np.random.PCG64(0))
     while todo:
         for near in space.near(todo.pop(), 4, rng):

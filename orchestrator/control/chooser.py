@@ -93,17 +93,14 @@ class Chooser:
             return Choice(idle_decision(problem.incumbent, problem.schedules[0], reason))
         started_s = self.stopwatch()
         found: tuple[Candidate, ...] = ()
-        fallbacks = []
+        fallbacks: list[str] = []
         if not go_on or incumbent_estimate(CostModel(problem), self.rows) is None:
             # Where limits bind, a second search must know them: half of the time is its. In the
             # first slot most of the search has been the survey's.
             out_of_time = self._deadline(0.5 if self.rows or surveyed else 1.0)
             found = self._search(problem, out_of_time, surveyed)
             if out_of_time() or (surveyed and surveyed.is_cut_off):
-                fallbacks.append(
-                    f"deadline: the best plan of {self.control.plan_deadline_s:g} s of search; "
-                    "control.plan_deadline_s allows more"
-                )
+                fallbacks.append(self._cut_off("the best plan"))
         if treasury.learn(candidate.estimate for candidate in found):
             problem = replace(
                 problem,
@@ -113,13 +110,13 @@ class Chooser:
         cost = CostModel(problem)
         obedient, solved = self._within_rows(cost, found)
         if self.strategy.deals_shares and is_held_back(cost, found, obedient):
-            found += self._priced(cost, found)
+            found += self._priced(cost, found, fallbacks)
             obedient, solved = self._within_rows(cost, found)
         if solved and solved.fallback:
             fallbacks.append(solved.fallback)
         decision = self._decide(cost, obedient, ledger, expected)
         if decision.reason.startswith(CAP_REACHED):
-            smaller = self._smaller(cost, treasury.best_ratio_samples_per_usd)
+            smaller = self._smaller(cost, treasury.best_ratio_samples_per_usd, fallbacks)
             decision = self._decide(cost, [*obedient, *smaller], ledger, expected)
         if _any_runs(found) and not _any_runs(obedient):
             decision = self._refused_by_rows(decision, cost, found)
@@ -170,12 +167,24 @@ class Chooser:
     ) -> tuple[Candidate, ...]:
         return self.strategy.propose(problem, out_of_time=out_of_time)
 
-    def _priced(self, cost: CostModel, found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    def _cut_off(self, what: str) -> str:
+        """The fallback of a search that ran out of time."""
+        return (
+            f"deadline: {what} of {self.control.plan_deadline_s:g} s of search; "
+            "control.plan_deadline_s allows more"
+        )
+
+    def _priced(
+        self, cost: CostModel, found: Sequence[Candidate], fallbacks: list[str]
+    ) -> tuple[Candidate, ...]:
         """What searches find that are told of the limits, in the time that is left."""
         out_of_time = self._deadline(0.5)
-        return search_within(
+        more = search_within(
             lambda problem: self._propose(problem, out_of_time), cost, self.rows, found, out_of_time
         )
+        if out_of_time():
+            fallbacks.append(self._cut_off("the best plan within the limits"))
+        return more
 
     def _within_rows(
         self, cost: CostModel, found: Sequence[Candidate]
@@ -203,17 +212,22 @@ class Chooser:
             options=self.control,
         )
 
-    def _smaller(self, cost: CostModel, ratio_samples_per_usd: float) -> list[Candidate]:
+    def _smaller(
+        self, cost: CostModel, ratio_samples_per_usd: float, fallbacks: list[str]
+    ) -> list[Candidate]:
         """Plans that are best when a dollar is dear: what may still fit under the hard cap.
 
         Source: docs/model.md, section 4.7 (shrink).
         """
+        out_of_time = self._deadline(0.5)
         found: list[Candidate] = []
         for factor in SHRINK_FACTORS:
             priced = replace(
                 cost.problem, penalty_weight=1.0, backlog_usd=factor * ratio_samples_per_usd
             )
-            found += self._propose(priced, self._deadline())
+            found += self._propose(priced, out_of_time)
+        if out_of_time():
+            fallbacks.append(self._cut_off("the best smaller plan"))
         return [c for c in found if broken(cost, self.rows, c) is None]
 
     def _refused_by_rows(

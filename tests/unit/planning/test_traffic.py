@@ -38,7 +38,7 @@ def test_of_even_plans_it_is_what_the_cost_model_says(names: tuple[str, ...], st
         for g in range(count)
     ]
     traffic = cost.least_traffic(
-        [(tuple(s.team for s in group.stages), alone(group)) for group in groups]
+        [(tuple(s.team for s in group.stages), alone(group.stages)) for group in groups]
     )
     estimate = cost.evaluate(groups, "1f1b")
     assert traffic.sums_s == pytest.approx(estimate.sync_s)
@@ -49,5 +49,5 @@ def test_of_even_plans_it_is_what_the_cost_model_says(names: tuple[str, ...], st
 def test_a_chain_that_is_not_cut_yet_counts_the_border_of_fewest_bytes() -> None:
     cost = cost_of(boundary_bytes=[8e6, 1e6, 4e6, 0.0])
     group = make_group([cost.problem.cluster.device(d) for d in ("a-0", "b-0")], (0, 1, 4), (1,))
-    traffic = cost.least_traffic([(tuple(s.team for s in group.stages), alone(group))])
+    traffic = cost.least_traffic([(tuple(s.team for s in group.stages), alone(group.stages))])
     assert tuple(traffic) == pytest.approx((0.0, 0.0, 2 * 1e6 * 1e-11))

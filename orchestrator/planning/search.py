@@ -130,13 +130,15 @@ class Search:
         raw: dict[State, Trial] = {}
         guesses: list[State] = []
         joined: dict[State, Trial] = {}
+        joins = self._best is None or not self._evaluator.has_joined
         while some := list(islice(seeds, NUM_AT_ONCE)):  # so that early ones are tried early
             self._add_promising(some, raw)
-            if self._best is None and not guesses:
+            if joins and not guesses:
                 self._add_promising(self._kind_by_kind(some), joined)
             guesses += some
-        if self._best is None and not self._out_of_time():
+        if joins and not self._out_of_time():
             self._add_promising(self._kind_by_kind(guesses), joined)
+            self._evaluator.has_joined = True
         # One of the joined ones, so that they do not crowd out unlike guesses.
         ranked = [*self._ranked(joined)[:1], *self._ranked(raw)[:NUM_POLISHED]]
         ranked.sort(key=lambda guess: self.score({**raw, **joined}[guess]), reverse=True)

@@ -84,6 +84,8 @@ class Evaluator:
         """States with their best boundaries, sizes and shares, whatever V and Q found them:
         on the same devices the faster plan is the better one but for egress."""
         microbatches = self._batch / problem.microbatch_samples
+        self.has_joined = False
+        """Whether a search has joined in this state what every kind does best by itself."""
         self.polish_gain = PolishGain(POLISH_RATIO + POLISH_GRAIN / microbatches)
         self.seconds_per_sample = [self._seconds_per_sample(team) for team in self.space.teams]
         """Of the whole model on each team of the space, at its best microbatch size."""

@@ -102,10 +102,10 @@ def static(table: PlanTable) -> list[FloatArray]:
 
 def peers(setting: Setting) -> dict[str, list[FloatArray]]:
     """Policies of published planners: the plan that their own batch time makes the fastest."""
-    table, world = setting.library.fixed, setting.world
+    table, world = setting.plan_library.fixed, setting.world
     found: dict[str, list[FloatArray]] = {}
     for name, form in FORMS.items():
-        seconds = predicted_s(world, setting.library.plans, form)
+        seconds = predicted_s(world, setting.plan_library.plans, form)
         rate = np.where(table.runs > 0, world.batch_samples / seconds, -1.0)
         found[name] = [_picked(table, rate.argmax(axis=1))]
         if name == "sailor":
@@ -128,8 +128,8 @@ def firm(setting: Setting) -> PlanTable:
     pools = {offer.pool for offer in setting.world.cluster.offers if offer.spot}
     spot = {d.device_id for d in setting.world.cluster.devices if d.pool in pools}
     columns = [0] + [
-        setting.library.column_of[k]
-        for k, plan in enumerate(setting.library.plans, start=1)
+        setting.plan_library.column_of[k]
+        for k, plan in enumerate(setting.plan_library.plans, start=1)
         if not spot & set(plan.device_ids)
     ]
     kept = sorted(set(columns))
@@ -149,7 +149,7 @@ def contenders(setting: Setting) -> dict[str, list[FloatArray]]:
         "slot-cap": [policy(table, below_rate(world.budget_usd_per_s))],
         "tuned-rate-cap": [policy(table, below_rate(limit)) for limit in rates],
         "tuned-price-cap": [policy(table, below_price(limit)) for limit in prices],
-        "static": static(setting.library.fixed),
+        "static": static(setting.plan_library.fixed),
         "static-rebalanced": static(table),
         "frozen-price": [policy(table, at_price(setting.best.price_of_money_samples_per_usd))],
         "do-nothing": [np.zeros((len(table.rates), 2))],

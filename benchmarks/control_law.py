@@ -43,13 +43,13 @@ class Setting:
     """World, table and long-run oracle, once."""
 
     world: World
-    library: Library
+    plan_library: Library
     best: Oracle
 
     @property
     def table(self) -> PlanTable:
         """Plans and states."""
-        return self.library.table
+        return self.plan_library.table
 
     @property
     def relaxation_slots(self) -> float:

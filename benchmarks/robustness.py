@@ -34,7 +34,7 @@ def believed(setting: Setting, rng: np.random.Generator) -> PlanTable:
         d.device_id: float(np.exp(rng.normal(0.0, SPEED_ERROR))) for d in world.cluster.devices
     }
     clusters = [misjudged(cluster, error) for cluster in all_states(world)]
-    return price_plans(world, setting.library.plans, clusters)
+    return price_plans(world, setting.plan_library.plans, clusters)
 
 
 def share_pct(
@@ -45,7 +45,7 @@ def share_pct(
 ) -> tuple[float, float]:
     """Percent of the oracle that knows everything, at what was spent; and cost over budget."""
     control = setting.control(setting.weight(TAU_RELAXATIONS * setting.relaxation_slots))
-    run = run_table(setting.library.fixed, state_T, control, believed=thought, seen_T=seen_T)
+    run = run_table(setting.plan_library.fixed, state_T, control, believed=thought, seen_T=seen_T)
     pct = 100.0 - setting.gap_pct(run, state_T, control)
     return pct, run.cost_usd_per_s / control.budget_usd_per_s
 

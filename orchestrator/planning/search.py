@@ -25,9 +25,11 @@ NUM_POLISHED = 8
 
 NUM_KICKS = 8
 NUM_COARSE_KICKS = 3
-NUM_WARM_KICKS = 3
-"""Kicks of a climb: from first guesses, the same where a finer search goes on, and from the
-plan that an earlier search found (where a finer one goes on: none)."""
+NUM_WARM_KICKS = 6
+NUM_REPEATED_KICKS = 3
+"""Kicks of a climb: from first guesses, the same where a finer search goes on, and from a plan
+that another search found, of a new state and of one searched before (where a finer one goes on:
+none)."""
 
 KICK_MOVES = 2
 
@@ -102,13 +104,19 @@ class Search:
             coarse: A finer search goes on from what this one finds, and needs the time more.
         """
         known: list[Trial] = []
+        # Whatever the price of money then, the search goes on where earlier ones of this state
+        # ended.
+        seen = max(self._evaluator.polished.values(), key=self.score, default=None)
+        num_kicks = NUM_REPEATED_KICKS if seen else NUM_WARM_KICKS
+        if seen and (trial := self._look(seen.state)):
+            known.append(trial)
         for start in sorted(starts, key=self._most, reverse=True):
             if not known or self._promises(start, max(map(self.score, known))):
                 known += [trial] if (trial := self._look(start)) else []
         if known:
             rng = np.random.Generator(np.random.PCG64((seed, 0)))
             best = max([*known, *self._first_guesses()], key=self.score)
-            self._kick_on(self._climb(best, rng), rng, 0 if coarse else NUM_WARM_KICKS)
+            self._kick_on(self._climb(best, rng), rng, 0 if coarse else num_kicks)
         else:
             first = sorted(self._first_guesses(), key=self.score, reverse=True)
             for run, guess in enumerate(first[:NUM_RUNS]):

@@ -106,6 +106,9 @@ class Head:
             self._backend.interrupt()
 
     def _run(self, comparing: Comparing | None) -> Outcome:
+        # The driver imports this module, too; here CVXPY is loaded before a slot waits for it.
+        from orchestrator.planning.program import SlotProgram  # noqa: PLC0415 - as above
+
         state, manifest = self._store.load_state(), self._checkpoints.latest()
         self._store.rewind_steps(manifest.step if manifest else 0)
         rig = set_up(self._config, self._working_dir, self._say)
@@ -130,7 +133,7 @@ class Head:
         loop = ControlLoop(
             backend=backend,
             strategy=make_strategy(self._config.control.strategy),
-            assignment=SlotAssignment(self._config.control.plan_deadline_s),
+            assignment=SlotAssignment(self._config.control.plan_deadline_s, compiled=SlotProgram),
             options=self._options(rig),
             cluster=rig.cluster,
             model=rig.model,

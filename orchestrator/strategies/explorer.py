@@ -27,6 +27,9 @@ NUM_RETIMED = 4
 NUM_DIVERSE = 6
 """Candidates on other sets of pools than the finalists'."""
 
+MANY_OBJECTS = 100_000
+"""Kept by a search, from which on the next walk over young ones takes more than some ms."""
+
 OutOfTime = Callable[[], bool]
 
 
@@ -38,7 +41,8 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # nothing that somebody else put aside
+        # Where somebody else put nothing aside; counting that takes some ms, too.
+        if gc.get_count()[0] > MANY_OBJECTS and not gc.get_freeze_count():
             gc.freeze()
             gc.unfreeze()  # into the oldest generation, without a walk
         if was_enabled:

@@ -5,7 +5,7 @@ Shape letters: G groups.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from orchestrator.core.plan import Stage
 from orchestrator.planning.bisection import bracket
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.groups import MOST_INFLIGHT_RATIO, GroupCurve
-from orchestrator.planning.partition import cut_options
+from orchestrator.planning.partition import busiest_s, cut_options
 
 END_TOLERANCE = 1e-3
 """Relative; how closely ``common_end`` finds the end of a step."""
@@ -52,6 +52,13 @@ class _Form(NamedTuple):
         return replace(self.option, stages=stages)
 
 
+class Pace(NamedTuple):
+    """How fast a chain is at a microbatch size: 0 where memory does not hold one."""
+
+    samples_per_s: float
+    behind: float  # samples that it would do while it fills and drains
+
+
 class Curves:
     """The options of chains; kept once computed, for all chains of alike teams.
 
@@ -65,7 +72,8 @@ class Curves:
         self.sizes = microbatch_sizes(problem.microbatch_samples)
         self._options: dict[tuple[tuple[Team, ...], str, bool], tuple[Option, ...]] = {}
         self._forms: dict[tuple[object, ...], tuple[_Form, ...]] = before._forms if before else {}
-        self._most: dict[tuple[object, ...], float] = before._most if before else {}
+        self._paces: dict[tuple[object, ...], tuple[Pace, ...]] = before._paces if before else {}
+        self._seconds: dict[int, tuple[float, ...]] = before._seconds if before else {}
         self._roomy: dict[tuple[int, int], bool] = before._roomy if before else {}
 
     def of(self, teams: tuple[Team, ...], schedule: str, *, replicated: bool) -> tuple[Option, ...]:
@@ -113,26 +121,57 @@ class Curves:
             most_samples=size * curve.max_microbatches,
         )
 
-    def most_samples_per_s(self, teams: tuple[Team, ...], schedule: str) -> float:
-        """About what the busiest stage allows, cut to last least; 0: nothing fits."""
+    def paces(self, teams: tuple[Team, ...], schedule: str) -> tuple[Pace, ...]:
+        """About how fast a chain is at each of ``sizes``, before it has cuts; () if none fits.
+
+        It is cut so that the busiest stage lasts least at the largest size that fits and, where
+        memory binds, at the next one; at smaller ones that stage takes as much of the whole
+        model's time. All other stages are taken to last as long as if cuts were continuous.
+        """
         key = (self._cost.chain_key(teams), schedule)
-        found = self._most.get(key)
+        found = self._paces.get(key)
         if found is None:
-            rates = (
-                size / self._busiest_s(teams, cuts[0], size)
+            found = self._paces[key] = self._build_paces(teams, schedule)
+        return found
+
+    def _build_paces(self, teams: tuple[Team, ...], schedule: str) -> tuple[Pace, ...]:
+        seconds = [self.seconds_per_sample(team) for team in teams]
+        slowest = max(seconds)
+        most_cut = 1 if self._is_roomy(teams) else 2
+        found: list[Pace] = []
+        num_cut, rate = 0, 0.0
+        for i, size in enumerate(self.sizes):
+            if num_cut < most_cut:
+                rate = size / busiest_s(self._cost, teams, size, schedule)
+                num_cut += rate > 0
+            else:
+                rate *= slowest[i - 1] / slowest[i]
+            continuous = sum([1 / each[i] for each in seconds])
+            found.append(Pace(rate, size * max(0.0, len(teams) * rate / continuous - 1)))
+        return tuple(found) if num_cut else ()
+
+    def seconds_per_sample(self, team: Team) -> tuple[float, ...]:
+        """Of the whole model on a team, at each of ``sizes``."""
+        key = self._cost.alike(team)
+        found = self._seconds.get(key)
+        if found is None:
+            num_layers = self._cost.problem.model.num_layers
+            found = self._seconds[key] = tuple(
+                sum(self._cost.stage_seconds(team, 0, num_layers, size)) / size
                 for size in self.sizes
-                if (cuts := self._cuts(teams, size, schedule))
             )
-            # Memory that binds the largest one leaves the next free to be cut evenly.
-            found = self._most[key] = max(islice(rates, 2), default=0.0)
         return found
 
     def _cuts(
         self, teams: tuple[Team, ...], size: int, schedule: str
     ) -> tuple[tuple[int, ...], ...]:
         """Those of dynamic programming at a size; where memory never binds, at the largest one."""
-        roomy = all(self._holds_all(team, len(teams)) for team in teams)
-        return cut_options(self._cost, teams, self.sizes[0] if roomy else size, schedule)
+        size = self.sizes[0] if self._is_roomy(teams) else size
+        return cut_options(self._cost, teams, size, schedule)
+
+    def _is_roomy(self, teams: Sequence[Team]) -> bool:
+        """Whether memory never binds."""
+        return all(self._holds_all(team, len(teams)) for team in teams)
 
     def _holds_all(self, team: Team, num_stages: int) -> bool:
         """Whether a team could hold the whole model, and as much in flight as the first stage."""
@@ -143,13 +182,6 @@ class Curves:
             held = self._cost.memory.max_held(whole, self.sizes[0])
             found = self._roomy[key] = held >= MOST_INFLIGHT_RATIO * num_stages
         return found
-
-    def _busiest_s(self, teams: Sequence[Team], cuts: Sequence[int], size: int) -> float:
-        seconds = (
-            self._cost.stage_seconds(team, first, end, size)
-            for team, (first, end) in zip(teams, pairwise(cuts), strict=True)
-        )
-        return max(map(sum, seconds))
 
 
 def _few(cuts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

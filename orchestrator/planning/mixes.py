@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import combinations, groupby, product
+from itertools import combinations, groupby, islice, product
 
 import numpy as np
 
@@ -198,6 +198,11 @@ class _Moves:
             many = (2 * len(template) + 1) * len(stock.pieces)
             other = partial(_with_piece, stock, template)
             self._add(many, _followed(template, count, other))
+        if share == 1.0 and len(self._side_by_side()) > 1:
+            length = len(self._side_by_side()[0])
+            self._add((2 * length + 1) * len(stock.pieces), _Moves._in_all)
+            if length > 1:
+                self._add(length + length * (length - 1) // 2, _Moves._swapped_in_all)
         self._add(len(state), _Moves._fewer)
         singles = [(piece,) for piece in stock.pieces if (piece,) not in self._base]
         self._wanted: list[Template] = [*self._base, *singles]
@@ -226,6 +231,38 @@ class _Moves:
         changed = {**self._base, template: count - moved}
         for other in others:
             changed[other] = changed.get(other, 0) + moved
+        return changed
+
+    def _side_by_side(self) -> list[Template]:
+        """Templates as long as the one of most groups: they differ in what devices there were."""
+        longest, _ = max(self._state, key=lambda one: one[1], default=((), 0))
+        return [template for template, _ in self._state if len(template) == len(longest)]
+
+    def _in_all(self, index: int) -> dict[Template, int]:
+        """One piece more, or another one in the place of one, in all that are as long."""
+        return self._changed(lambda template: _with_piece(self._stock, template, index)[0])
+
+    def _swapped_in_all(self, index: int) -> dict[Template, int]:
+        """One piece less, or two swapped, in all that are as long."""
+
+        def other(template: Template) -> Template:
+            if index < len(template):
+                return template[:index] + template[index + 1 :]
+            pairs = combinations(range(len(template)), 2)
+            p, q = next(islice(pairs, index - len(template), None))
+            pieces = list(template)
+            pieces[p], pieces[q] = pieces[q], pieces[p]
+            return tuple(pieces)
+
+        return self._changed(other)
+
+    def _changed(self, other: Callable[[Template], Template]) -> dict[Template, int]:
+        changed = dict(self._base)
+        for template in self._side_by_side():
+            count = changed[template]
+            changed[template] -= count
+            instead = other(template)
+            changed[instead] = changed.get(instead, 0) + count
         return changed
 
     def _fewer(self, index: int) -> dict[Template, int]:

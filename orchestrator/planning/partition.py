@@ -4,7 +4,7 @@ Shape letters: S and U stages, B their borders, I and J layer borders (0 to L), 
 longest stage, C cuts, F figures.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import inf
 
@@ -66,35 +66,64 @@ def cut_options(
     return found
 
 
+def busiest_s(cost: CostModel, teams: tuple[Team, ...], microbatch: int, schedule: str) -> float:
+    """Of the longest stage or message, cut so that it lasts least; infinite when nothing fits."""
+    if len(teams) > cost.problem.model.num_layers:
+        return inf
+    borders = _borders(cost, teams, microbatch)
+    works = _works(cost, teams, microbatch, schedule)
+    return next((s for work_SJI in works if (s := _longest_s(work_SJI, borders)) < inf), inf)
+
+
 def _cuts(
     cost: CostModel, teams: tuple[Team, ...], microbatch: int, schedule: str
 ) -> tuple[tuple[int, ...], ...]:
-    one_S, plain_S = [1] * len(teams), range(len(teams), 0, -1)
     prefixes = [cost.cutting.prefix(team, microbatch) for team in teams]
-    borders = [cost.cutting.border(a, b, microbatch) for a, b in pairwise(teams)]
-    for replicated in (True, False):
-        for held_S in (one_S,) if schedule == "gpipe" else (plain_S, one_S):
-            work_SJI = [
-                cost.cutting.work(team, microbatch, held, replicated=replicated)
-                for team, held in zip(teams, held_S, strict=True)
-            ]
-            cuts_CB = _search(work_SJI, prefixes, borders)
-            if len(cuts_CB):
-                return _pareto(cuts_CB, _rated(cuts_CB, prefixes, borders, schedule))
+    borders = _borders(cost, teams, microbatch)
+    for work_SJI in _works(cost, teams, microbatch, schedule):
+        longest_s = _longest_s(work_SJI, borders)
+        if longest_s < inf:
+            cuts_CB = _search(work_SJI, prefixes, borders, longest_s)
+            return _pareto(cuts_CB, _rated(cuts_CB, prefixes, borders, schedule))
     return ()
 
 
-def _search(
-    work_SJI: Sequence[FloatArray], prefixes: Sequence[Prefix], borders: Sequence[Border]
-) -> IntArray:
-    """Cuts of least total time under every limit on the longest stage or message."""
+def _borders(cost: CostModel, teams: Sequence[Team], microbatch: int) -> list[Border]:
+    return [cost.cutting.border(a, b, microbatch) for a, b in pairwise(teams)]
+
+
+def _works(
+    cost: CostModel, teams: Sequence[Team], microbatch: int, schedule: str
+) -> Iterator[list[FloatArray]]:
+    """What each stage's layers take, asking for less and less memory."""
+    one_S, plain_S = [1] * len(teams), range(len(teams), 0, -1)
+    for replicated in (True, False):
+        for held_S in (one_S,) if schedule == "gpipe" else (plain_S, one_S):
+            yield [
+                cost.cutting.work(team, microbatch, held, replicated=replicated)
+                for team, held in zip(teams, held_S, strict=True)
+            ]
+
+
+def _longest_s(work_SJI: Sequence[FloatArray], borders: Sequence[Border]) -> float:
     longest_J = work_SJI[0][:, 0]
     for work_JI, border in zip(work_SJI[1:], borders, strict=True):
         longest_J, _ = _least(np.maximum(np.maximum(longest_J, border.busy_s), work_JI))
-    if longest_J[-1] == inf:
-        return np.empty((0, 0), dtype=np.int64)
+    return float(longest_J[-1])
+
+
+def _search(
+    work_SJI: Sequence[FloatArray],
+    prefixes: Sequence[Prefix],
+    borders: Sequence[Border],
+    longest_s: float,
+) -> IntArray:
+    """Cuts of least total time under every limit on the longest stage or message.
+
+    ``longest_s``: the least that such a limit can be.
+    """
     # A hair above: the limit itself must pass whatever order its sums were taken in.
-    limit_T = longest_J[-1] * (1 + 1e-9) * np.array(THETAS)
+    limit_T = longest_s * (1 + 1e-9) * np.array(THETAS)
     found: set[tuple[int, ...]] = set()
     for some_T in np.split(limit_T, TOGETHER):
         reach_S = _reach(prefixes, float(some_T[-1]))

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
-from itertools import chain, islice, product, takewhile
+from itertools import chain, islice, product
 from math import inf
 
 import numpy as np
@@ -16,9 +15,10 @@ from orchestrator.planning.variations import Variation
 NUM_RUNS = 2
 """Climbs from unlike first guesses; one is enough from the plan that an earlier search found."""
 
-NUM_AT_ONCE = 32
-NUM_TRIED = 12
-"""First guesses that are ranked together, and how many of them are tried, most promising first."""
+NUM_AT_ONCE = (12, 10_000)
+NUM_TRIED = (4, 12)
+"""First guesses that are ranked together, and how many of them are tried, most promising first:
+a plan is there early, and there may be time for no more."""
 
 NUM_POLISHED = 8
 """First guesses, best first, that are polished to find where to climb from."""
@@ -42,6 +42,14 @@ NUM_FITTING, NUM_JOINED = 8, 3
 
 GUESS_RATIO = 0.05
 """First guesses that promise less than the best one by more than this are passed over."""
+
+NUM_NEAR = 8
+"""States near one another that are ranked together in a climb."""
+
+HOPE_SLACK = 0.08
+SLACK_GRAIN = 0.75
+"""How much less than the one climbed from, relative to what its samples are worth, a state may
+promise before it has cuts, and this over the number of microbatches in the batch on top."""
 
 HOPE_FACTOR = 1.05
 HOPE_GRAIN = 0.1
@@ -80,6 +88,7 @@ class Search:
         self._idle_score = -backlog_usd * cost.standing_usd_per_s
         microbatches = cost.problem.batch_samples / cost.problem.microbatch_samples
         self._hope_factor = HOPE_FACTOR + HOPE_GRAIN / microbatches
+        self._slack = HOPE_SLACK + SLACK_GRAIN / microbatches
         self._batch = cost.problem.batch_samples
         self._price = [cost.devices_usd_per_s(team.device_ids) for team in evaluator.space.teams]
         self._worth = [
@@ -139,13 +148,12 @@ class Search:
         guesses: list[State] = []
         joined: dict[State, Trial] = {}
         joins = self._best is None or not self._evaluator.has_joined
-        while some := list(islice(seeds, NUM_AT_ONCE)):  # so that early ones are tried early
-            self._add_promising(some, raw)
-            if joins and not guesses:
-                self._add_promising(self._kind_by_kind(some), joined)
+        for at_once, most in zip(NUM_AT_ONCE, NUM_TRIED, strict=True):
+            some = list(islice(seeds, at_once))
             guesses += some
+            self._add_promising(some, raw, most)
         if joins and not self._out_of_time():
-            self._add_promising(self._kind_by_kind(guesses), joined)
+            self._add_promising(self._kind_by_kind(guesses), joined, most)
             self._evaluator.has_joined = True
         # One of the joined ones, so that they do not crowd out unlike guesses.
         ranked = [*self._ranked(joined)[:1], *self._ranked(raw)[:NUM_POLISHED]]
@@ -160,12 +168,11 @@ class Search:
 
         Of the two best kinds several shapes in every way, of the next ones the best one each.
         """
-        space, evaluator = self._evaluator.space, self._evaluator
+        space = self._evaluator.space
         of_kind: dict[str, list[tuple[float, State]]] = {}
         parts = (part for guess in guesses for part in space.by_kind(guess).items())
         for kind, guess in self._while_in_time(dict.fromkeys(parts)):
-            if busiest := evaluator.most_samples_per_s(guess):
-                hope = self._worth_with_traffic(guess, busiest)
+            if (hope := self._hope(guess)) > -inf:
                 of_kind.setdefault(kind, []).append((hope, guess))
         tops = sorted(filter(None, map(self._fitting, of_kind.values())), reverse=True)
         found: list[State] = []
@@ -192,15 +199,11 @@ class Search:
             if self._out_of_time():
                 return
 
-    def _add_promising(self, guesses: Sequence[State], raw: dict[State, Trial]) -> None:
-        """Add trials of those that fit and promise something, while there is time.
-
-        They are tried in the order of what their busiest stages promise.
-        """
+    def _add_promising(self, guesses: Sequence[State], raw: dict[State, Trial], most: int) -> None:
+        """Add trials of the most promising ones, and of single teams, while there is time."""
         known = [*raw.values(), *([self._best] if self._best else [])]
         best = max(map(self._tolerable, known), default=-inf)
-        most = len(raw) + NUM_TRIED
-        promising = takewhile(lambda _: len(raw) < most, self._by_promise(guesses, best))
+        promising = islice(self._by_promise(guesses, best), most)
         for guess in chain(promising, filter(self._is_alone, guesses)):
             if (raw or self._best) and self._out_of_time():
                 break
@@ -214,27 +217,20 @@ class Search:
         """What another guess must score, before polish, to be worth a look."""
         return self.score(trial) - GUESS_RATIO * self._weight * trial.estimate.samples_per_s
 
-    def _by_promise(self, guesses: Sequence[State], score: float) -> Iterator[State]:
-        """Guesses whose devices alone may score more, most promising first.
-
-        What their traffic will take is only asked when nothing else promises as much.
-        """
-        hopes: list[tuple[float, int, float]] = []
+    def _by_promise(self, guesses: Sequence[State], score: float) -> list[State]:
+        """Guesses whose devices alone may score more, most promising first."""
+        hopes: list[tuple[float, int]] = []
         for index, guess in enumerate(guesses):
-            most = self._most(guess)
-            if most > score:
-                busiest = self._evaluator.most_samples_per_s(guess)
-                hopes.append((-min(most, self._worth_at(guess, busiest)), index, busiest))
+            if self._most(guess) > score and (hope := self._hope(guess)) > -inf:
+                hopes.append((-hope, index))
             if self._out_of_time():
                 break
-        heapify(hopes)
-        while hopes:
-            hope, index, busiest = heappop(hopes)
-            guess = guesses[index]
-            if not busiest:
-                yield guess
-                continue
-            heappush(hopes, (max(hope, -self._worth_with_traffic(guess, busiest)), index, 0.0))
+        return [guesses[index] for _, index in sorted(hopes)]
+
+    def _hope(self, state: State) -> float:
+        """About the J of a state before it has cuts; minus infinity when it fits nowhere."""
+        samples_per_s = self._evaluator.hoped_samples_per_s(state)
+        return self._worth_with_traffic(state, samples_per_s) if samples_per_s else -inf
 
     def _worth_with_traffic(self, state: State, samples_per_s: float) -> float:
         """J of a state whose pipelines alone would do so many samples a second."""
@@ -351,7 +347,7 @@ class Search:
         improved = True
         while improved:
             improved = False
-            for state in self._near(trial.state, rng):
+            for state in self._hopeful(trial, self._near(trial.state, rng)):
                 if self._out_of_time():
                     return trial
                 if not self._promises(state, max(self.score(trial), self._floor())):
@@ -361,6 +357,14 @@ class Search:
                     trial, improved = other, True
                     break
         return trial
+
+    def _hopeful(self, trial: Trial, states: Iterator[State]) -> Iterator[State]:
+        """Some at once, most promising first, but for those that promise far less than a trial."""
+        least = self._hope(trial.state)
+        least -= self._slack * self._weight * trial.estimate.samples_per_s
+        while some := list(islice(states, NUM_NEAR)):
+            hopes = [(-hope, i) for i, s in enumerate(some) if (hope := self._hope(s)) >= least]
+            yield from (some[i] for _, i in sorted(hopes))
 
     def _floor(self) -> float:
         """Below this a state is not even worth passing through."""

@@ -8,7 +8,6 @@ from copy import copy
 from dataclasses import replace
 from math import inf
 
-from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Group
 from orchestrator.core.slot import IDLE_ESTIMATE, PlanningProblem, StepEstimate
 from orchestrator.planning.assembling import Assembled, Assembler, replicated
@@ -78,6 +77,7 @@ class Evaluator:
         self._curves: Curves = Curves(self.cost, before._curves if known and before else None)
         self._make_groups()
         self._choices: dict[tuple[State, str], tuple[float, list[Option]]] = {}
+        self._promises: dict[State, tuple[float, float]] = {}
         self._trials: dict[State, tuple[Trial, ...]] = {}
         self._old_prices: dict[State, tuple[Trial, ...]] = {}
         self.polished: dict[State, Trial] = {}
@@ -87,18 +87,14 @@ class Evaluator:
         self.has_joined = False
         """Whether a search has joined in this state what every kind does best by itself."""
         self.polish_gain = PolishGain(POLISH_RATIO + POLISH_GRAIN / microbatches)
-        self.seconds_per_sample = [self._seconds_per_sample(team) for team in self.space.teams]
+        self.seconds_per_sample = [
+            min(self._curves.seconds_per_sample(team)) for team in self.space.teams
+        ]
         """Of the whole model on each team of the space, at its best microbatch size."""
 
     def _make_groups(self) -> None:
         self._assembler = Assembler(self.cost, self._curves)
         self.variations = Variations(self.cost, self._curves, self._assembler)
-
-    def _seconds_per_sample(self, team: Team) -> float:
-        return min(
-            sum(self.cost.stage_seconds(team, 0, self.num_layers, size)) / size
-            for size in self._curves.sizes
-        )
 
     def serves(self, problem: PlanningProblem) -> bool:
         """Whether the problem differs in money, incumbent and time of day at most."""
@@ -166,13 +162,36 @@ class Evaluator:
 
     def most_samples_per_s(self, state: State) -> float:
         """About what the busiest stages of a state allow at most."""
-        return max(
-            sum(
-                chain.alike.num_groups * self._curves.most_samples_per_s(chain.teams, schedule)
-                for chain in self.space.chains(state)
-            )
-            for schedule in self._schedules
-        )
+        rate, _ = self._promised(state)
+        return rate
+
+    def hoped_samples_per_s(self, state: State) -> float:
+        """About what they leave once every pipeline has to fill and drain, too.
+
+        A chain that keeps a pace r once it is full has done ``r t - behind`` samples at time t;
+        so all chains together have done the batch at a time that needs no search.
+        """
+        _, hoped = self._promised(state)
+        return hoped
+
+    def _promised(self, state: State) -> tuple[float, float]:
+        found = self._promises.get(state)
+        if found is None:
+            chains = self.space.chains(state)
+            most = hoped = 0.0
+            for schedule in self._schedules:
+                paces_G = [self._curves.paces(chain.teams, schedule) for chain in chains]
+                if not all(paces_G):
+                    continue
+                for same_size in zip(*paces_G, strict=True):
+                    rate = behind = 0.0
+                    for chain, pace in zip(chains, same_size, strict=True):
+                        rate += chain.alike.num_groups * pace.samples_per_s
+                        behind += chain.alike.num_groups * pace.behind
+                    most = max(most, rate)
+                    hoped = max(hoped, rate * self._batch / (self._batch + behind))
+            found = self._promises[state] = most, hoped
+        return found
 
     def least_s(self, state: State) -> float:
         """About the least step time: pipelines alone, shares not whole; infinite when none fits."""

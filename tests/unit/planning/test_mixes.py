@@ -58,3 +58,14 @@ def test_all_chains_turn_round_at_once() -> None:
     chains = (((0, 1), (1, 1)), 2), (((2, 1), (1, 1)), 1)
     turned = tuple(sorted((template[::-1], count) for template, count in chains))
     assert turned in near(stock, chains, 8, np.random.default_rng(0))
+
+
+def test_chains_that_differ_in_few_devices_change_together() -> None:
+    """One by itself would be cut elsewhere than the others, and share no sums with them."""
+    stock = Stock([DeviceClass(tuple((4 * c + i,) for i in range(4)), (1,)) for c in range(4)])
+    chains = (((0, 1), (1, 1)), 1), (((0, 1), (2, 1)), 1)
+    found = list(near(stock, chains, 8, np.random.default_rng(0)))
+    longer = (((0, 1), (3, 1), (1, 1)), 1), (((0, 1), (3, 1), (2, 1)), 1)
+    swapped = (((1, 1), (0, 1)), 1), (((2, 1), (0, 1)), 1)
+    assert tuple(sorted(longer)) in map(tuple, map(sorted, found))
+    assert tuple(sorted(swapped)) in map(tuple, map(sorted, found))

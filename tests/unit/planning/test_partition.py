@@ -1,4 +1,5 @@
 from itertools import combinations, pairwise
+from math import inf
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from benchmarks.builders import (
 from orchestrator.core.cluster import Link
 from orchestrator.core.plan import Group, Stage
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.partition import THETAS, cut_options, partition
+from orchestrator.planning.partition import THETAS, busiest_s, cut_options, partition
 
 
 def cuts_of(stages):
@@ -56,9 +57,11 @@ def test_nothing_is_returned_when_no_cut_fits_or_layers_are_fewer_than_stages():
     devices = [make_device(f"d-{i}", memory_bytes=10**6) for i in range(2)]
     cost, teams = chain(devices, make_profile(num_layers=4))
     assert partition(cost, teams, 1, "1f1b") == ()
+    assert busiest_s(cost, teams, 1, "1f1b") == inf
     roomy = [make_device(f"d-{i}") for i in range(5)]
     cost, teams = chain(roomy, make_profile(num_layers=4))
     assert partition(cost, teams, 1, "1f1b") == ()
+    assert busiest_s(cost, teams, 1, "1f1b") == inf
 
 
 def test_what_fits_only_with_fewer_microbatches_in_flight_is_still_offered():
@@ -89,6 +92,7 @@ def test_first_option_has_the_shortest_possible_busiest_stage(seed):
     )
     options = partition(cost, teams, 1, "1f1b")
     assert min(busiest(cuts_of(o)) for o in options) == pytest.approx(best, rel=1e-9)
+    assert busiest_s(cost, teams, 1, "1f1b") == pytest.approx(best, rel=1e-9)
     assert 1 <= len(options) <= 7
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.builders import make_cluster, make_device, make_problem
+from benchmarks.builders import make_cluster, make_device, make_problem, make_profile
 from orchestrator.core.cluster import Device, Link, make_team
 from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile
 from orchestrator.core.plan import Group, Stage
@@ -220,6 +220,25 @@ def test_same_seed_gives_the_same_plans() -> None:
     problem = demo_problem()
     (_, first), (_, second) = search(problem, seed=3), search(problem, seed=3)
     assert first == second
+
+
+def test_what_a_search_has_seen_is_no_worse_at_another_price_of_money() -> None:
+    problem = random_problem(5, devices=4, layers=6, batch=16, microbatch=2)
+    known = evaluator(problem)
+    for backlog_usd in (0.0, 40.0, 300.0, 5.0):
+        priced = Search(known, problem.penalty_weight, backlog_usd, lambda: False)
+        best = max(map(priced.score, priced.run((), problem.seed)))
+        assert best >= max(map(priced.score, known.polished.values())) - 1e-9
+
+
+def test_a_state_hopes_for_what_whole_pipelines_of_like_devices_and_layers_do() -> None:
+    devices = [make_device(f"d-{i}") for i in range(4)]
+    problem = make_problem(make_cluster(devices), make_profile({"gpu": [0.1] * 8}))
+    known = evaluator(problem)
+    for state in known.space.seeds(known.seconds_per_sample):
+        hoped = known.hoped_samples_per_s(state)
+        assert hoped <= known.most_samples_per_s(state)
+        assert hoped == pytest.approx(problem.batch_samples / known.least_s(state), rel=0.03)
 
 
 def test_evaluator_of_an_earlier_slot_changes_nothing() -> None:

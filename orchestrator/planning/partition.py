@@ -21,6 +21,10 @@ IntArray = NDArray[np.int64]
 THETAS = (1.0, 1.03, 1.08, 1.15, 1.3, 1.6, inf)
 """Limits on the longest stage, in units of the least possible one."""
 
+SHORTER_RATIO = 0.01
+"""By so much the longest stage must be shorter for cuts that let fewer microbatches be in flight
+than plain 1F1B has."""
+
 TOGETHER = (4, 6)
 """Where ``THETAS`` are split: a table serves a few limits, as wide as the last one reaches."""
 
@@ -71,8 +75,11 @@ def busiest_s(cost: CostModel, teams: tuple[Team, ...], microbatch: int, schedul
     if len(teams) > cost.problem.model.num_layers:
         return inf
     borders = _borders(cost, teams, microbatch)
-    works = _works(cost, teams, microbatch, schedule)
-    return next((s for work_SJI in works if (s := _longest_s(work_SJI, borders)) < inf), inf)
+    for works in _works(cost, teams, microbatch, schedule):
+        least_s = min(_longest_s(work_SJI, borders) for work_SJI in works)
+        if least_s < inf:
+            return least_s
+    return inf
 
 
 def _cuts(
@@ -80,10 +87,16 @@ def _cuts(
 ) -> tuple[tuple[int, ...], ...]:
     prefixes = [cost.cutting.prefix(team, microbatch) for team in teams]
     borders = _borders(cost, teams, microbatch)
-    for work_SJI in _works(cost, teams, microbatch, schedule):
-        longest_s = _longest_s(work_SJI, borders)
-        if longest_s < inf:
-            cuts_CB = _search(work_SJI, prefixes, borders, longest_s)
+    found: set[tuple[int, ...]] = set()
+    least_s = inf
+    for works in _works(cost, teams, microbatch, schedule):
+        for work_SJI in works:
+            longest_s = _longest_s(work_SJI, borders)
+            if longest_s < least_s * (1 - SHORTER_RATIO):
+                found |= _search(work_SJI, prefixes, borders, longest_s)
+                least_s = longest_s
+        if found:
+            cuts_CB = np.array(sorted(found))
             return _pareto(cuts_CB, _rated(cuts_CB, prefixes, borders, schedule))
     return ()
 
@@ -94,15 +107,17 @@ def _borders(cost: CostModel, teams: Sequence[Team], microbatch: int) -> list[Bo
 
 def _works(
     cost: CostModel, teams: Sequence[Team], microbatch: int, schedule: str
-) -> Iterator[list[FloatArray]]:
-    """What each stage's layers take, asking for less and less memory."""
+) -> Iterator[list[list[FloatArray]]]:
+    """What each stage's layers take with less and less memory in flight; then without buckets."""
     one_S, plain_S = [1] * len(teams), range(len(teams), 0, -1)
     for replicated in (True, False):
-        for held_S in (one_S,) if schedule == "gpipe" else (plain_S, one_S):
-            yield [
+        yield [
+            [
                 cost.cutting.work(team, microbatch, held, replicated=replicated)
                 for team, held in zip(teams, held_S, strict=True)
             ]
+            for held_S in ((one_S,) if schedule == "gpipe" else (plain_S, one_S))
+        ]
 
 
 def _longest_s(work_SJI: Sequence[FloatArray], borders: Sequence[Border]) -> float:
@@ -117,7 +132,7 @@ def _search(
     prefixes: Sequence[Prefix],
     borders: Sequence[Border],
     longest_s: float,
-) -> IntArray:
+) -> set[tuple[int, ...]]:
     """Cuts of least total time under every limit on the longest stage or message.
 
     ``longest_s``: the least that such a limit can be.
@@ -128,7 +143,7 @@ def _search(
     for some_T in np.split(limit_T, TOGETHER):
         reach_S = _reach(prefixes, float(some_T[-1]))
         found |= _least_total(work_SJI, borders, some_T, reach_S)
-    return np.array(sorted(found))
+    return found
 
 
 def _reach(prefixes: Sequence[Prefix], limit_s: float) -> list[slice]:

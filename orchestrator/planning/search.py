@@ -8,6 +8,7 @@ from math import inf
 import numpy as np
 
 from orchestrator.core.slot import StepEstimate
+from orchestrator.planning.promise import Promise
 from orchestrator.planning.space import State, Trial
 from orchestrator.planning.trials import Evaluate, Evaluator
 from orchestrator.planning.variations import Variation
@@ -55,11 +56,6 @@ SLACK_GRAIN = 0.75
 """How much less than the one climbed from, relative to what its samples are worth, a state may
 promise before it has cuts, and this over the number of microbatches in the batch on top."""
 
-HOPE_FACTOR = 1.05
-HOPE_GRAIN = 0.1
-"""How much faster a step may turn out than the continuous shares of a state suggest, and this
-over the number of microbatches in the batch on top: few leave more to polish."""
-
 
 class Search:
     """Looks for the states of largest ``J = V' r - Q c``.
@@ -88,17 +84,11 @@ class Search:
         self._known: dict[State, Trial | None] = {}
         self._elite: dict[State, Trial] = {}
         self._best: Trial | None = None
-        cost = evaluator.cost
-        self._idle_score = -backlog_usd * cost.standing_usd_per_s
-        microbatches = cost.problem.batch_samples / cost.problem.microbatch_samples
-        self._hope_factor = HOPE_FACTOR + HOPE_GRAIN / microbatches
+        problem = evaluator.cost.problem
+        self._batch = problem.batch_samples
+        microbatches = self._batch / problem.microbatch_samples
         self._slack = HOPE_SLACK + SLACK_GRAIN / microbatches
-        self._batch = cost.problem.batch_samples
-        self._price = [cost.devices_usd_per_s(team.device_ids) for team in evaluator.space.teams]
-        self._worth = [
-            penalty_weight / seconds - backlog_usd * price
-            for seconds, price in zip(evaluator.seconds_per_sample, self._price, strict=True)
-        ]
+        self._promise = Promise(evaluator, penalty_weight, backlog_usd)
 
     def finalists(
         self, starts: Sequence[State], seed: int, count: int, *, coarse: bool = False
@@ -123,8 +113,8 @@ class Search:
         num_kicks = NUM_REPEATED_KICKS if seen else NUM_WARM_KICKS
         if seen and (trial := self._look(seen.state)):
             known.append(trial)
-        for start in sorted(starts, key=self._most, reverse=True):
-            if not known or self._promises(start, max(map(self.score, known))):
+        for start in sorted(starts, key=self._promise.most, reverse=True):
+            if not known or self._promise.exceeds(start, max(map(self.score, known))):
                 known += [trial] if (trial := self._look(start)) else []
         if known:
             rng = np.random.Generator(np.random.PCG64((seed, 0)))
@@ -170,14 +160,14 @@ class Search:
     def _sketched(self, state: State) -> State:
         """Where a climb leads that only sees what states promise before they have cuts."""
         rng = np.random.Generator(np.random.PCG64(0))
-        hope, left, improved = self._hope(state), NUM_SKETCHED, True
+        hope, left, improved = self._promise.hope(state), NUM_SKETCHED, True
         while improved:
             improved = False
             for other in islice(self._near(state, rng), left):
                 if self._out_of_time():
                     return state
                 left -= 1
-                if self._most(other) > hope and (its := self._hope(other)) > hope:
+                if self._promise.most(other) > hope and (its := self._promise.hope(other)) > hope:
                     state, hope, improved = other, its, True
                     break
         return state
@@ -194,7 +184,7 @@ class Search:
         of_kind: dict[str, list[tuple[float, State]]] = {}
         parts = (part for guess in guesses for part in space.by_kind(guess).items())
         for kind, guess in self._while_in_time(dict.fromkeys(parts)):
-            if (hope := self._hope(guess)) > -inf:
+            if (hope := self._promise.hope(guess)) > -inf:
                 of_kind.setdefault(kind, []).append((hope, guess))
         tops = sorted(filter(None, map(self._fitting, of_kind.values())), reverse=True)
         found: list[State] = []
@@ -209,7 +199,7 @@ class Search:
         for _, guess in sorted(hopes, reverse=True):
             least_s = self._evaluator.least_s(guess)
             if least_s < inf:
-                found.append((self._worth_with_traffic(guess, self._batch / least_s), guess))
+                found.append((self._promise.with_traffic(guess, self._batch / least_s), guess))
             if len(found) == NUM_FITTING or self._out_of_time():
                 break
         return sorted(found, reverse=True)[:NUM_JOINED]
@@ -229,7 +219,7 @@ class Search:
         for guess in chain(promising, filter(self._is_alone, guesses)):
             if (raw or self._best) and self._out_of_time():
                 break
-            if not (self._promises(guess, best) or self._is_alone(guess)):
+            if not (self._promise.exceeds(guess, best) or self._is_alone(guess)):
                 continue
             if trial := max(self._evaluator.trials(guess), key=self.score, default=None):
                 raw[guess] = trial
@@ -243,38 +233,15 @@ class Search:
         """Guesses whose devices alone may score more, most promising first."""
         hopes: list[tuple[float, int]] = []
         for index, guess in enumerate(guesses):
-            if self._most(guess) > score and (hope := self._hope(guess)) > -inf:
+            if self._promise.most(guess) > score and (hope := self._promise.hope(guess)) > -inf:
                 hopes.append((-hope, index))
             if self._out_of_time():
                 break
         return [guesses[index] for _, index in sorted(hopes)]
 
-    def _hope(self, state: State) -> float:
-        """About the J of a state before it has cuts; minus infinity when it fits nowhere."""
-        samples_per_s = self._evaluator.hoped_samples_per_s(state)
-        return self._worth_with_traffic(state, samples_per_s) if samples_per_s else -inf
-
-    def _worth_with_traffic(self, state: State, samples_per_s: float) -> float:
-        """J of a state whose pipelines alone would do so many samples a second."""
-        traffic = self._evaluator.cost.least_traffic(self._evaluator.space.chains(state))
-        samples_per_s = self._batch / (self._batch / samples_per_s + traffic.sums_s)
-        usd_per_sample = traffic.usd_per_sample + traffic.usd_per_step / self._batch
-        egress_usd_per_s = samples_per_s * usd_per_sample
-        return self._worth_at(state, samples_per_s) - self._backlog_usd * egress_usd_per_s
-
     def _is_alone(self, state: State) -> bool:
         """Whether one device or team works; V needs the most samples per dollar, theirs."""
         return sum(n for _, n in self._evaluator.space.used(state)) == 1
-
-    def _worth_at(self, state: State, samples_per_s: float) -> float:
-        """J of a state at a rate, egress aside."""
-        prices = sum(n * self._price[team] for team, n in self._evaluator.space.used(state))
-        return self._idle_score + self._weight * samples_per_s - self._backlog_usd * prices
-
-    def _most(self, state: State) -> float:
-        """What a state would score if its devices did nothing but compute."""
-        used = self._evaluator.space.used(state)
-        return self._idle_score + sum(n * self._worth[team] for team, n in used)
 
     def score(self, trial: Trial) -> float:
         """J of a trial, $^2/s."""
@@ -310,16 +277,6 @@ class Search:
     def _score(self, estimate: StepEstimate) -> float:
         cost = estimate.counted_usd_per_s
         return self._weight * estimate.samples_per_s - self._backlog_usd * cost
-
-    def _promises(self, state: State, score: float) -> bool:
-        """Whether a state may score more: by its devices, busiest stages, then whole pipelines."""
-        if self._most(state) <= score:
-            return False
-        busiest = self._hope_factor * self._evaluator.most_samples_per_s(state)
-        if self._worth_at(state, busiest) <= score:
-            return False
-        whole = self._hope_factor * self._batch / self._evaluator.least_s(state)
-        return self._worth_at(state, whole) > score
 
     def _look(self, state: State) -> Trial | None:
         """The best trial of a state, polished when it comes near the best of all.
@@ -372,7 +329,7 @@ class Search:
             for state in self._hopeful(trial, self._near(trial.state, rng)):
                 if self._out_of_time():
                     return trial
-                if not self._promises(state, max(self.score(trial), self._floor())):
+                if not self._promise.exceeds(state, max(self.score(trial), self._floor())):
                     continue
                 other = self._look(state)
                 if other and self.score(other) > self.score(trial):
@@ -382,10 +339,12 @@ class Search:
 
     def _hopeful(self, trial: Trial, states: Iterator[State]) -> Iterator[State]:
         """Some at once, most promising first, but for those that promise far less than a trial."""
-        least = self._hope(trial.state)
+        least = self._promise.hope(trial.state)
         least -= self._slack * self._weight * trial.estimate.samples_per_s
         while some := list(islice(states, NUM_NEAR)):
-            hopes = [(-hope, i) for i, s in enumerate(some) if (hope := self._hope(s)) >= least]
+            hopes = [
+                (-hope, i) for i, s in enumerate(some) if (hope := self._promise.hope(s)) >= least
+            ]
             yield from (some[i] for _, i in sorted(hopes))
 
     def _floor(self) -> float:

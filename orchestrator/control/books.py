@@ -98,6 +98,7 @@ class Books:
         self.slot = state.slot if state else 0
         self.num_replans = state.num_replans if state else 0
         self.num_skipped = state.num_skipped if state else 0
+        self.num_failures = state.num_failures if state else 0
         self.checkpoint_step = state.checkpoint_step if state else None
         self._first_look = True
         self._step_traffic: dict[int, tuple[Traffic, ...]] = {}  # of one step, by generation
@@ -266,6 +267,7 @@ class Books:
             slowdowns=tuple((d.device_id, d.slowdown) for d in cluster.devices),
             num_replans=self.num_replans,
             num_skipped=self.num_skipped,
+            num_failures=self.num_failures,
             holds=self.ledger.holds,
             forgiven_usd=queues.forgiven_usd,
             slot_bill_max_usd=treasury.slot_bill_max_usd,

@@ -40,8 +40,9 @@ class FailureOptions:
     """YAML section ``failure``."""
 
     max_failures: int = 3
-    """Lost workers that the budget of failures may cover; -1: without end. Only its default is
-    supported in this version: a lost worker ends the run, resumable."""
+    """Losses of workers that the run recovers from by itself, over all its lives; 0: the first one
+    ends it, resumable; -1: without end. Every device that is left is started anew and goes on from
+    the newest checkpoint."""
 
     max_preemptions: int = -1
     """Preemptions that the run may go through; -1: without end. Only its default is supported in

@@ -45,8 +45,8 @@ class RayBackend:
         config: RunConfig,
         rig: Rig,
         *,
+        meter: Meter,
         restore: CheckpointManifest | None = None,
-        since_s: float = 0.0,
         on_step: Callable[[CommittedStep], None] = lambda _: None,
         before_checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
@@ -55,15 +55,16 @@ class RayBackend:
         Args:
             config: The whole file.
             rig: Workers that are loaded and connected.
+            meter: Its clock runs from the first decision on; what an earlier life held is held
+                until this one's.
             restore: The checkpoint to go on from.
-            since_s: Run seconds that earlier lives of the run have used.
             on_step: Told of every step as soon as all workers have reported it; the loop's
                 own account follows at the end of the slot.
             before_checkpoint: Called before a checkpoint starts to exist, after ``on_step`` has
                 been told of every step that it builds on.
         """
         self._config, self._rig, self._fleet = config, rig, rig.fleet
-        self._restore, self._since_s = restore, since_s
+        self._restore, self._meter = restore, meter
         self._on_step, self._before_checkpoint = on_step, before_checkpoint
         self._timeouts = config.failure.timeouts
         self._checkpoints = CheckpointStore(
@@ -71,7 +72,6 @@ class RayBackend:
         )
         self._manifest = restore
         self._watch = self._new_watch(restore.step if restore else 0, rig.num_steps)
-        self._meter = Meter()
         self._plan: Plan | None = None  # what the loop asked for
         self._installed: Plan | None = None  # whose layers the workers hold
         self._run_until_s: float | None = None
@@ -79,8 +79,7 @@ class RayBackend:
         self._told_offers = rig.cluster.offers
         self._interrupted = threading.Event()
         self._reached_s: dict[int, float] = {}
-        self._started_s: float | None = None
-        self._slot_from_s = since_s
+        self._slot_from_s = meter.clock.now_s()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -89,9 +88,7 @@ class RayBackend:
 
     def now_s(self) -> float:
         """The run's clock: seconds since the run started, over all its lives."""
-        if self._started_s is None:
-            return self._since_s
-        return self._since_s + time.monotonic() - self._started_s
+        return self._meter.clock.now_s()
 
     def interrupt(self) -> None:
         """End the slot at the next step boundary. Any thread."""
@@ -113,8 +110,7 @@ class RayBackend:
     def apply(self, decision: Decision) -> None:
         """Run the decided plan from the next step boundary on; a kept one does not pause."""
         plan, self._run_until_s, self._applied = decision.plan, decision.run_until_s, True
-        if self._started_s is None:
-            self._started_s = time.monotonic()
+        self._meter.clock.start()
         if self._interrupted.is_set():
             return  # the end is near: nothing is worth starting
         if decision.predicted.step_s:
@@ -148,7 +144,9 @@ class RayBackend:
         return self._manifest
 
     def close(self) -> None:
-        """End every worker. Safe to call twice."""
+        """End every worker; devices that are lost are held no longer. Safe to call twice."""
+        for device_id in self._fleet.lost_ids:
+            self._meter.release(device_id, self.now_s())
         self._fleet.close(self._timeouts.receive_s)
 
     def measure(self, plan: Plan, num_steps: int) -> tuple[StepReport, ...]:

@@ -1,6 +1,7 @@
-"""What the workers have done so far: whole steps and whole checkpoints; how far they may go."""
+"""What workers have done and held: whole steps and checkpoints, time; how far they may go."""
 
 import math
+import time
 from collections.abc import Iterable
 
 from orchestrator.core.durable import CheckpointFile
@@ -68,10 +69,31 @@ class Progress:
         return tuple(sorted((f for files in parts.values() for f in files), key=lambda f: f.layer))
 
 
+class RunClock:
+    """Seconds since the run started, over all its lives; it stands until the first decision."""
+
+    def __init__(self, since_s: float = 0.0) -> None:
+        """``since_s``: what lives in earlier processes have used."""
+        self._since_s = since_s
+        self._started_s: float | None = None
+
+    def start(self) -> None:
+        """Run from now on; nothing happens when it does already."""
+        if self._started_s is None:
+            self._started_s = time.monotonic()
+
+    def now_s(self) -> float:
+        """What it shows."""
+        if self._started_s is None:
+            return self._since_s
+        return self._since_s + time.monotonic() - self._started_s
+
+
 class Meter:
     """Which devices are held for the plan, and the stretches of the run's clock they were."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: RunClock) -> None:
+        self.clock = clock
         self._since_s: dict[str, float] = {}
         self._usage: list[Usage] = []
 

@@ -15,13 +15,13 @@ from orchestrator.config import RunConfig
 from orchestrator.control.backend import ClusterOptions
 from orchestrator.control.pools import build_cluster, run_figures
 from orchestrator.core.model import ModelProfile, profile_to_json
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, InfeasibleError
 from orchestrator.inputs import read_profile
 from orchestrator.runtime.backend import connect, load_everywhere, start_fleet
 from orchestrator.runtime.fleet import Fleet, Place
 from orchestrator.runtime.inventory import found_nodes, price_nodes
 from orchestrator.runtime.rig import Rig
-from orchestrator.runtime.truth import EmulatedTruth
+from orchestrator.runtime.truth import EmulatedTruth, lost_by
 
 logger = logging.getLogger(__name__)
 
@@ -51,19 +51,27 @@ def find_devices(config: RunConfig) -> tuple[ClusterOptions, tuple[Place, ...]]:
     )
 
 
-def set_up(config: RunConfig, working_dir: str, say: Callable[[str], None]) -> Rig:
+def set_up(
+    config: RunConfig, working_dir: str, say: Callable[[str], None], *, next_step: int = 0
+) -> Rig:
     """Start, load, measure and connect the workers.
 
     Args:
         config: The whole file.
         working_dir: Where the user's task is imported from.
         say: Takes one line on what is being done.
+        next_step: How far the run has come: emulated devices that are lost by then stay away.
 
     Raises:
+        InfeasibleError: If no device is left.
         OrchestratorError: Whatever keeps the run from starting; started workers stay for the
             caller's ``Fleet.close``, or die with this process.
     """
     options, places = find_devices(config)
+    gone = lost_by(config.emulation.events, build_cluster(options).devices, next_step)
+    places = tuple(place for place in places if place.device_id not in gone)
+    if not places:
+        raise InfeasibleError("every device is lost; offer further ones, or start another run")
     emulated = config.cluster.source == "emulated"
     say(f"starting {len(places)} workers")
     fleet = start_fleet(config, places, num_threads=1 if emulated else _threads(places))
@@ -82,6 +90,8 @@ def set_up(config: RunConfig, working_dir: str, say: Callable[[str], None]) -> R
         measured,
         num_cores=len(os.sched_getaffinity(0)),
     )
+    devices = tuple(d for d in cluster.devices if d.device_id not in gone)
+    cluster = replace(cluster, devices=devices)
     truth = EmulatedTruth(
         cluster=cluster,
         model=model,

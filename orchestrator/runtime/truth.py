@@ -1,10 +1,10 @@
 """What an emulated cluster really does: true durations, slow-downs and prices, by step."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.control.backend import EmulatedEvent
-from orchestrator.core.cluster import ClusterState, Offer
+from orchestrator.core.cluster import ClusterState, Device, Offer
 from orchestrator.core.model import ModelProfile, TrainingOptions
 from orchestrator.core.plan import Group, Plan
 from orchestrator.core.slot import first_problem
@@ -50,14 +50,7 @@ class EmulatedTruth:
 
     def lost_at(self, step: int) -> tuple[str, ...]:
         """Devices that are gone once ``step`` is the next one to run."""
-        return tuple(
-            device.device_id
-            for event in self.events
-            if event.lost and event.at_step <= step
-            for device in self.cluster.devices
-            if event.device == device.device_id
-            or (event.device is None and event.pool == device.pool)
-        )
+        return lost_by(self.events, self.cluster.devices, step)
 
     def offers_at(self, step: int, reached_s: Mapping[int, float]) -> tuple[Offer, ...]:
         """Prices in force once ``step`` is the next one to run.
@@ -124,6 +117,19 @@ class EmulatedTruth:
                 for d in self.cluster.devices
             ),
         )
+
+
+def lost_by(
+    events: Sequence[EmulatedEvent], devices: Sequence[Device], step: int
+) -> tuple[str, ...]:
+    """Devices that events have taken once ``step`` is the next one to run."""
+    return tuple(
+        device.device_id
+        for event in events
+        if event.lost and event.at_step <= step
+        for device in devices
+        if event.device == device.device_id or (event.device is None and event.pool == device.pool)
+    )
 
 
 def _sizes(group: Group) -> Iterable[int]:

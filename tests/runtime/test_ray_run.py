@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -184,8 +185,53 @@ def test_a_stopped_run_resumes_with_the_losses_of_an_unbroken_one(tmp_path: Path
     assert len(read(run, "steps.jsonl")) == 60
 
 
-def test_a_killed_worker_ends_the_run_naming_its_device_and_leaves_nothing(tmp_path: Path) -> None:
-    run = config(tmp_path, steps=200)
+def test_a_killed_worker_is_started_anew_and_changes_neither_losses_nor_dollars(
+    tmp_path: Path,
+) -> None:
+    """SymbioticLab/Oobleck#15: a fault-tolerant trainer dies when one real process is killed."""
+    run = config(tmp_path, steps=60)
+    pids: list[int] = []
+
+    def kill() -> None:
+        pids.extend(pid_of(run, device_id) for device_id in ("fast-0", "slow-0"))
+        os.kill(pids[1], signal.SIGKILL)
+
+    watcher = Watcher(once_at(23, kill))
+    outcome = run_job(run, view=watcher)
+    assert outcome.status == "finished"
+    check_books(run, outcome)
+    steps = read(run, "steps.jsonl")
+    assert [row["step"] for row in steps] == list(range(60))
+    assert [row["loss"] for row in steps] == pytest.approx(losses_alone(run), rel=1e-5)
+    result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
+    assert result["recoveries"] == 1
+    assert [e.detail for e in watcher.events if e.kind == "resumed"] == ["at step 20"]
+    assert not any(stays_alive(pid) for pid in pids)
+    # Whoever was left was held, and billed, while the others came back.
+    held = sorted(
+        (e["from_s"], e["to_s"]) for e in read(run, "ledger.jsonl") if e["pool"] == "fast"
+    )
+    assert all(to == pytest.approx(after) for (_, to), (after, _) in pairwise(held))
+
+
+def test_a_lost_device_is_planned_without(tmp_path: Path) -> None:
+    run = config(tmp_path, steps=60, events="{at_step: 25, device: slow-0, lost: true}")
+    watcher = Watcher()
+    outcome = run_job(run, view=watcher)
+    assert outcome.status == "finished"
+    check_books(run, outcome)
+    assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
+        losses_alone(run), rel=1e-5
+    )
+    assert [e.device for e in watcher.events if e.kind == "lost"] == ["slow-0"]
+    assert watcher.slots[-2].plan.device_ids == ("fast-0",)
+
+
+def test_a_killed_worker_beyond_the_budget_ends_the_run_naming_its_device_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    text = TEXT.format(folder=tmp_path, task="tests.runtime.models:mlp", steps=200, events="")
+    run = RunConfig.parse(text, ["failure.max_failures=0"])
     kill = once_at(12, lambda: os.kill(pid_of(run, "slow-0"), signal.SIGKILL))
     with pytest.raises(LostWorkerError, match=r"device slow-0 .* its process was killed") as lost:
         run_job(run, view=Watcher(kill))

@@ -2,7 +2,7 @@
 
 from orchestrator.core.durable import CheckpointFile
 from orchestrator.core.slot import StepReport, Usage
-from orchestrator.runtime.progress import Meter, Progress, window_steps
+from orchestrator.runtime.progress import Meter, Progress, RunClock, window_steps
 
 
 def report(
@@ -73,7 +73,7 @@ def test_fresh_steps_are_told_once() -> None:
 
 
 def test_usage_covers_each_hold_without_gap_or_overlap() -> None:
-    meter = Meter()
+    meter = Meter(RunClock())
     meter.hold(("a", "b"), 1.0)
     assert meter.cut(2.0) == (Usage("a", 1.0, 2.0), Usage("b", 1.0, 2.0))
     meter.hold(("b", "c"), 3.0)  # a goes, b stays, c comes

@@ -30,6 +30,9 @@ SILENT_S = 5.0
 """After a first failure, a worker that answers nothing for this long is taken for hung."""
 
 
+CLOSED = "closed"
+"""Why a worker is gone that nobody lost."""
+
 Answer = TypeVar("Answer")
 
 
@@ -120,8 +123,8 @@ class Fleet:
 
     @property
     def lost_ids(self) -> tuple[str, ...]:
-        """Devices whose worker is gone."""
-        return tuple(d for d, member in self._members.items() if member.lost is not None)
+        """Devices whose worker is gone, but not because the fleet was closed."""
+        return tuple(d for d, m in self._members.items() if m.lost not in {None, CLOSED})
 
     def greet(self, timeout_s: float) -> Mapping[str, Greeting]:
         """Wait until every process is up. Raises LostWorkerError naming those that are not."""
@@ -261,7 +264,7 @@ class Fleet:
             _ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
         for member in living:
             ray.kill(member.actor)
-            member.lost = "closed"
+            member.lost = CLOSED
 
     def _explain(
         self, error: RayTaskError | RayActorError, device_id: str, method: str

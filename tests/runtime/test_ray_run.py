@@ -189,7 +189,7 @@ def test_a_killed_worker_is_started_anew_and_changes_neither_losses_nor_dollars(
     tmp_path: Path,
 ) -> None:
     """SymbioticLab/Oobleck#15: a fault-tolerant trainer dies when one real process is killed."""
-    run = config(tmp_path, steps=60)
+    run = config(tmp_path, steps=100)
     pids: list[int] = []
 
     def kill() -> None:
@@ -201,11 +201,12 @@ def test_a_killed_worker_is_started_anew_and_changes_neither_losses_nor_dollars(
     assert outcome.status == "finished"
     check_books(run, outcome)
     steps = read(run, "steps.jsonl")
-    assert [row["step"] for row in steps] == list(range(60))
+    assert [row["step"] for row in steps] == list(range(100))
     assert [row["loss"] for row in steps] == pytest.approx(losses_alone(run), rel=1e-5)
     result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
     assert result["recoveries"] == 1
-    assert [e.detail for e in watcher.events if e.kind == "resumed"] == ["at step 20"]
+    (resumed,) = [e.detail for e in watcher.events if e.kind == "resumed"]
+    assert resumed in {f"at step {step}" for step in range(20, 100, 10)}  # the newest by then
     assert not any(stays_alive(pid) for pid in pids)
     # Whoever was left was held, and billed, while the others came back.
     held = sorted(

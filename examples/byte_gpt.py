@@ -18,7 +18,7 @@ NUM_BYTES = 256
 MAX_TEXT_BYTES = 2_000_000
 
 
-def library_text(max_bytes: int = MAX_TEXT_BYTES) -> bytes:
+def stdlib_text(max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     """The top-level modules of the standard library, one after another in the order of names.
 
     Raises:
@@ -119,5 +119,5 @@ def task(num_layers: int = 8, width: int = 64, num_heads: int = 4, length: int =
             Head(width),
         ],
         loss=next_byte_loss,
-        dataset=Windows(library_text(), length),
+        dataset=Windows(stdlib_text(), length),
     )

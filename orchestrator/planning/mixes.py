@@ -249,10 +249,7 @@ class _Moves:
             if index < len(template):
                 return template[:index] + template[index + 1 :]
             pairs = combinations(range(len(template)), 2)
-            p, q = next(islice(pairs, index - len(template), None))
-            pieces = list(template)
-            pieces[p], pieces[q] = pieces[q], pieces[p]
-            return tuple(pieces)
+            return _swapped(template, *next(islice(pairs, index - len(template), None)))
 
         return self._changed(other)
 
@@ -353,13 +350,17 @@ def _with_other_teams(stock: Stock, template: Template) -> Iterator[tuple[Templa
             yield ((*template[:p], (c, half), (c, half), *template[p + 1 :]),)
 
 
+def _swapped(template: Template, p: int, q: int) -> Template:
+    pieces = list(template)
+    pieces[p], pieces[q] = pieces[q], pieces[p]
+    return tuple(pieces)
+
+
 def _reordered(stock: Stock, template: Template) -> Iterator[tuple[Template]]:
     """Two pieces swapped, all of them reversed, or laid out otherwise."""
     for p, q in combinations(range(len(template)), 2):
         if template[q] != template[p]:
-            pieces = list(template)
-            pieces[p], pieces[q] = pieces[q], pieces[p]
-            yield (tuple(pieces),)
+            yield (_swapped(template, p, q),)
     if len(template) > 1:
         yield (template[::-1],)
         yield from ((other,) for other in (stock.apart(template), stock.together(template)))

@@ -35,9 +35,10 @@ def partition(
     """Ways to cut the layers over these teams in this order, busiest stage shortest first.
 
     At most seven, none worse than another in fill and drain, period and egress together;
-    every stage has a layer and fits its memory. When plain 1F1B's microbatches in flight or
-    the buckets of gradient sums fit nowhere, cuts that fit without them are returned: such a
-    group takes few microbatches, or must be the only one. Empty when nothing fits.
+    every stage has a layer and fits its memory. Where fewer microbatches in flight than plain
+    1F1B has let the busiest stage be shorter, such cuts are among them. When the buckets of
+    gradient sums fit nowhere, cuts that fit without them are returned: such a group must be the
+    only one. Empty when nothing fits.
 
     Source: docs/model.md, section 5.3.
     """

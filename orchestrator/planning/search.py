@@ -16,10 +16,10 @@ from orchestrator.planning.variations import Variation
 NUM_RUNS = 2
 """Climbs from unlike first guesses; one is enough from the plan that an earlier search found."""
 
-NUM_AT_ONCE = (12, 10_000)
+NUM_AT_ONCE = (12, None)
 NUM_TRIED = (4, 12)
 """First guesses that are ranked together, and how many of them are tried, most promising first:
-a plan is there early, and there may be time for no more."""
+a plan is there early, and there may be time for no more. None: all that are left."""
 
 NUM_POLISHED = 8
 """First guesses, best first, that are polished to find where to climb from."""

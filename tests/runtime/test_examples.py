@@ -60,16 +60,16 @@ def test_digits_cnn_learns_with_its_own_dropout() -> None:
 
 
 def test_the_text_is_the_same_every_time_and_bounded() -> None:
-    text = byte_gpt.library_text(100_000)
+    text = byte_gpt.stdlib_text(100_000)
     assert len(text) == 100_000
-    assert text == byte_gpt.library_text(100_000)
+    assert text == byte_gpt.stdlib_text(100_000)
     assert b"import" in text
 
 
 def test_a_python_without_sources_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(byte_gpt.sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(FileNotFoundError, match="without its sources"):
-        byte_gpt.library_text()
+        byte_gpt.stdlib_text()
 
 
 def test_each_byte_is_asked_for_the_one_after_it() -> None:

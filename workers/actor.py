@@ -16,7 +16,16 @@ from orchestrator.core.durable import CheckpointFile
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.slot import StepReport, WorkerFailed
 from workers.output import send_output_to
-from workers.worker import Assignment, CheckpointPart, RunEnd, TaskInfo, Worker, WorkerSpec
+from workers.update import Verdict
+from workers.worker import (
+    Assignment,
+    CheckpointPart,
+    RunEnd,
+    Standing,
+    TaskInfo,
+    Worker,
+    WorkerSpec,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +81,7 @@ class WorkerActor:
             UserCodeError: If the user's code raises, with the user's own frames.
         """
         torch.set_num_threads(self._num_threads)
+        self.close()  # of an earlier life
         self._worker = Worker(spec, self._device_id)
         info = self._worker.load()
         # torch loads its compiler with the first optimizer: a second that nobody should be
@@ -83,9 +93,9 @@ class WorkerActor:
         """Measure the layers on this device."""
         return self._loaded().profile()
 
-    def connect(self, host: str, port: int, rank: int, world_size: int) -> None:
+    def connect(self, host: str, port: int, rank: int, world_size: int, life: str) -> None:
         """Join the process group of all workers, whose store is served at ``host``."""
-        self._loaded().connect(host, port, rank, world_size)
+        self._loaded().connect(host, port, rank, world_size, life)
 
     def install(self, assignment: Assignment, wall_zero_s: float | None) -> None:
         """Take a place in a plan: process groups, layer state, Program. Collective.
@@ -137,9 +147,25 @@ class WorkerActor:
         """Ask for a stop at the next step boundary that all workers agree on."""
         self._loaded().hold()
 
-    def save(self, step: int) -> CheckpointPart:
-        """Write the layers this worker owns first; only while it stands at a step boundary."""
-        return self._loaded().save(step)
+    def rewind(self, step: int) -> None:
+        """Forget every layer: all of them will be restored as of ``step``."""
+        self._loaded().rewind(step)
+
+    def save(self, step: int, layers: Sequence[int]) -> CheckpointPart:
+        """Write these layers; only while it stands at a step boundary."""
+        return self._loaded().save(step, layers)
+
+    def abort(self) -> None:
+        """End the run under way; its end comes through ``poll`` like any other."""
+        self._loaded().abort()
+
+    def standing(self) -> Standing:
+        """Where the worker stands, once its run has ended."""
+        return self._loaded().standing()
+
+    def settle(self, step: int, verdict: Verdict | None) -> None:
+        """Come to the step boundary that all who are left agree on."""
+        self._loaded().settle(step, verdict)
 
     def close(self) -> None:
         """Destroy process groups and sockets. Safe at any time, twice is fine."""

@@ -1,7 +1,7 @@
-"""Errors of the user's code, told with the user's own frames only."""
+"""Errors as they are told: the user's with the user's own frames only, a lost peer by its name."""
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,7 +9,10 @@ import torch
 
 import orchestrator
 import workers
-from orchestrator.errors import UserCodeError
+from orchestrator.core.slot import WorkerFailed
+from orchestrator.errors import ConfigError, UserCodeError
+from workers.process_groups import LostContactError
+from workers.transport import PeerLostError
 
 _NOT_THE_USERS = tuple(
     str(Path(folder).resolve())
@@ -53,3 +56,24 @@ def user_code(place: str) -> Iterator[None]:
         raise UserCodeError(
             f"{place} raised {type(error).__name__}: {error}", user_traceback(error)
         ) from error
+
+
+def worker_failed(
+    error: Exception, device_id: str, step: int, device_ids: Sequence[str]
+) -> WorkerFailed:
+    """What a worker reports of an error that ended its run.
+
+    Args:
+        error: The error.
+        device_id: The worker's own.
+        step: Which it was about to apply.
+        device_ids: Of all workers, by rank.
+    """
+    message, shown = f"{type(error).__name__}: {error}", ""
+    if isinstance(error, PeerLostError):
+        message = f"lost contact with {device_ids[error.rank]}: {error.reason}"
+    elif isinstance(error, UserCodeError):
+        message, shown = str(error), error.user_traceback
+    elif isinstance(error, LostContactError | ConfigError):
+        message = str(error)
+    return WorkerFailed(device_id, step, message, shown)

@@ -8,6 +8,7 @@ from orchestrator.core.durable import CheckpointFile, CheckpointManifest
 from orchestrator.core.model import TrainingOptions
 from orchestrator.core.plan import Move, Plan
 from workers.emulation import EmulatedStage
+from workers.update import Verdict
 
 EndReason = Literal["hold", "window", "finished", "failed"]
 
@@ -72,3 +73,20 @@ class CheckpointPart:
 
     step: int
     files: tuple[CheckpointFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a worker stands after a fault has ended its run."""
+
+    next_step: int
+    """The first step it has not applied."""
+
+    summed: bool
+    """Whether it holds the summed gradients of that step, so that it could apply it."""
+
+    verdict: Verdict | None
+    """Of the newest step it applied, for a worker that missed the vote on it."""
+
+    layers: tuple[int, ...]
+    """Layers it holds as of ``next_step``."""

@@ -26,6 +26,11 @@ class Samples:
         """Steps of the whole run; the last may be short."""
         return -(-self.total // self.batch)
 
+    def num_samples(self, step: int) -> int:
+        """Samples of one step, all groups together."""
+        first, end = step_range(step, self.batch, self.total)
+        return end - first
+
     def share(self, plan: Plan, group_index: int, step: int) -> StepShare:
         """A group's part of a step; without microbatches when a short step left it none."""
         first, end = step_range(step, self.batch, self.total)
@@ -47,6 +52,18 @@ class Window:
 
 
 @dataclass(slots=True)
+class StepTrace:
+    """How far a worker has come with its newest step: what settles it after a fault.
+
+    Once any worker has applied a step, every other one holds its summed gradients: the vote
+    ends nowhere before everybody has entered it.
+    """
+
+    summed: bool = False  # the gradients of a step that is not applied here are complete
+    verdict: Verdict | None = None  # of the newest step that was applied here
+
+
+@dataclass(slots=True)
 class StepRunner:
     """Everything an active worker needs for the steps of one plan."""
 
@@ -59,6 +76,7 @@ class StepRunner:
     sums: GradientSums
     vote: Vote
     updater: Updater
+    trace: StepTrace
     clock: Clock
     emulated: bool
     state_bytes: Callable[[], int]  # parameters, gradients, optimizer state, buckets
@@ -81,6 +99,7 @@ class StepRunner:
         self.executor.run(share, self.clock)
         worked_s = time.monotonic()
         self.sums.run()
+        self.trace.summed = True
         ballot = Ballot(
             squares=sum_of_squares(self.sums.counted()),
             weight_sum=self.stage.weight_sum,
@@ -92,6 +111,7 @@ class StepRunner:
         verdict = self.vote.cast(ballot)
         voted_s = time.monotonic()
         self.updater.apply(step, verdict, share.num_samples)
+        self.trace.summed, self.trace.verdict = False, verdict
         ended_s = self.clock.end_step(verdict.end_s)
         now_s = time.monotonic()
         times = self.clock.times

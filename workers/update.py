@@ -158,5 +158,9 @@ class Updater:
             for group in self._optimizer.param_groups:
                 group["lr"] = self.lr(step)
             self._optimizer.step()
+        self.discard()
+
+    def discard(self) -> None:
+        """Forget the gradients of a step."""
         for parameter in self._parameters:
             parameter.grad = None

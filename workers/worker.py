@@ -4,32 +4,31 @@ import copy
 import logging
 import os
 import time
-import traceback
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
-from torch.distributed.distributed_c10d import PrefixStore
 
 from orchestrator.core.model import ModelProfile, Task
-from orchestrator.core.slot import StepReport, WorkerFailed
-from orchestrator.errors import ConfigError, UserCodeError
+from orchestrator.errors import ConfigError
 from workers.data import SampleSource
 from workers.emulation import VirtualClock
 from workers.executor import Executor, RealClock, make_place
+from workers.failures import worker_failed
 from workers.moving import find_moves, holders, move_layers
 from workers.orders import (
     Assignment,
     CheckpointPart,
     EndReason,
     RunEnd,
+    Standing,
     TaskInfo,
     WorkerSpec,
 )
-from workers.process_groups import LostContactError, OwnerSet, ProcessGroups
+from workers.peers import Peers
+from workers.process_groups import OwnerSet
 from workers.profiler import profile_model
 from workers.reduction import GradientSums, layer_owners, make_buckets, tie_owners
 from workers.splitting import SplitModel, load_task, split
@@ -41,11 +40,13 @@ from workers.state import (
     load_weights,
     save_layer,
 )
-from workers.step import Samples, StepRunner, Window
-from workers.transport import TRANSPORTS, PeerLostError, Transport
-from workers.update import Updater, Vote, make_optimizer
+from workers.step import Samples, StepRunner, StepTrace, Window
+from workers.update import Updater, Verdict, Vote, make_optimizer
 
-__all__ = ["Assignment", "CheckpointPart", "RunEnd", "TaskInfo", "Worker", "WorkerSpec"]
+if TYPE_CHECKING:
+    from orchestrator.core.slot import StepReport, WorkerFailed
+
+__all__ = ["Assignment", "CheckpointPart", "RunEnd", "Standing", "TaskInfo", "Worker", "WorkerSpec"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +62,15 @@ class Worker:
         self._model: SplitModel | None = None
         self._source: SampleSource | None = None
         self._samples: Samples | None = None
-        self._groups: ProcessGroups | None = None
-        self._transport: Transport | None = None
+        self._peers = Peers(spec.transport, spec.timeout_s)
         self._device_ids: tuple[str, ...] = ()
         self._state: ModelState | None = None
         self._discards = False
         self._optimizer: torch.optim.Optimizer | None = None
         self._first_owned: tuple[int, ...] = ()  # layers this worker saves
         self._runner: StepRunner | None = None
+        self._updater: Updater | None = None
+        self._trace = StepTrace()
         self._assignment: Assignment | None = None
         self._next_step = 0
         self._end_step = 0
@@ -107,28 +109,8 @@ class Worker:
     def connect(
         self, store_host: str, store_port: int, rank: int, world_size: int, life: str = "life"
     ) -> None:
-        """Join all workers of the run, through the store of the head; collective.
-
-        Args:
-            store_host: Where the TCPStore is served.
-            store_port: Its port.
-            rank: Place of this device among all started ones.
-            world_size: Number of started workers.
-            life: Prefix of the keys in the store; fresh for every set of workers.
-        """
-        timeout = timedelta(seconds=self._spec.timeout_s)
-        served = TCPStore(store_host, store_port, is_master=False, timeout=timeout)
-        store = PrefixStore(life, served)
-        self._groups = ProcessGroups(
-            PrefixStore("groups", store),
-            rank=rank,
-            world_size=world_size,
-            host=store_host,
-            timeout_s=self._spec.timeout_s,
-        )
-        self._transport = TRANSPORTS[self._spec.transport](
-            rank, world_size, PrefixStore("transport", store), timeout_s=self._spec.timeout_s
-        )
+        """Join all workers of the run; collective, see ``Peers.join``. The layers here stay."""
+        self._peers.join(store_host, store_port, rank, world_size, life)
 
     # Taking a place in a plan ------------------------------------------------------------
 
@@ -139,21 +121,22 @@ class Worker:
         from ``restore``, else fresh from the seed. Unmoved layers keep their tensors.
 
         Raises:
-            UserCodeError, ConfigError, RuntimeError: What is also in the outbox, as WorkerFailed.
+            ConfigError: If the checkpoint or the optimizer does not fit the model.
+            PeerLostError, LostContactError: If a worker is gone; the peers of this one are freed.
         """
         try:
             self._install(assignment)
         except Exception as error:
-            self._fail(error)
+            logger.exception("device %s", self._device_id)
+            self._leave(error)
             raise
 
     def _install(self, assignment: Assignment) -> None:
         assert self._model is not None, "load comes first"
-        assert self._groups is not None, "connect comes before install"
         self._assignment, self._device_ids = assignment, assignment.device_ids
         self._end_step, self._hold, self._runner = assignment.end_step, False, None
         if assignment.plan.is_idle:
-            self._groups.prepare(())
+            self._peers.groups.prepare(())
             return  # the old owners keep their layers: nobody else has them
         ranks = {device_id: rank for rank, device_id in enumerate(assignment.device_ids)}
         owners = layer_owners(assignment.plan, ranks)
@@ -162,10 +145,9 @@ class Worker:
                 f"the plan has {len(owners)} layers, but the model has {len(self._model.layers)}"
             )
         active = tuple(sorted(ranks[d] for d in assignment.plan.device_ids))
-        self._groups.prepare({active, *owners, *tie_owners(owners, self._model.ties)})
+        self._peers.groups.prepare({active, *owners, *tie_owners(owners, self._model.ties)})
         state = self._place_layers(assignment, owners, ranks)
-        self._next_step = assignment.first_step
-        rank = self._groups.rank
+        rank = self._peers.rank
         self._first_owned = tuple(i for i, own in enumerate(owners) if own[0] == rank)
         self._optimizer = make_optimizer(self._spec.options.optimizer, state.parameters())
         state.give_to(self._optimizer)
@@ -176,14 +158,13 @@ class Worker:
         self, assignment: Assignment, owners: Sequence[OwnerSet], ranks: Mapping[str, int]
     ) -> ModelState:
         """Bring the layers of this worker here and free all others."""
-        assert self._groups is not None
-        assert self._transport is not None
         state, is_new = self._take_state(assignment)
-        rank = self._groups.rank
-        now = holders(self._groups, state.held, len(owners))
+        self._next_step, self._trace = assignment.first_step, StepTrace()
+        rank = self._peers.rank
+        now = holders(self._peers.groups, state.held, len(owners))
         wished = {(m.layer, ranks[m.target]): ranks[m.source] for m in assignment.moves}
         moves = find_moves(now, owners, wished)
-        move_layers(state, moves, rank, self._transport, self._spec.timeout_s)
+        move_layers(state, moves, rank, self._peers.transport, self._spec.timeout_s)
         mine = frozenset(layer for layer, own in enumerate(owners) if rank in own)
         if assignment.restore is not None and assignment.restore.num_layers != len(owners):
             raise ConfigError(
@@ -212,6 +193,7 @@ class Worker:
             if assignment.discard:
                 raise ValueError("layers in training cannot be put aside for a run to discard")
             self._state.take_from(self._optimizer)
+            self._optimizer = None  # until the new place is taken, the state is the only copy
             if self._next_step != assignment.first_step or assignment.restore is not None:
                 self._state.forget()
             return self._state, False
@@ -229,8 +211,6 @@ class Worker:
         assert self._task is not None
         assert self._source is not None
         assert self._samples is not None
-        assert self._groups is not None
-        assert self._transport is not None
         assignment, options = self._assignment, self._spec.options
         place = make_place(assignment.plan, self._device_id, ranks)
         span = place.stage.layers
@@ -249,16 +229,22 @@ class Worker:
         buckets = make_buckets(state.layers, span, owners, self._model.ties)
         bucket_bytes = sum(bucket.size_bytes for bucket in buckets)
         active = tuple(sorted(ranks[d] for d in assignment.plan.device_ids))
+        self._updater = Updater(
+            self._optimizer, state.parameters(), options, self._samples.num_steps
+        )
         return StepRunner(
             device_id=self._device_id,
             plan=assignment.plan,
             place=place,
             samples=self._samples,
             stage=stage,
-            executor=Executor(place, stage, self._transport, self._source, self._spec.timeout_s),
-            sums=GradientSums(buckets, self._groups),
-            vote=Vote(self._groups.get(active), active.index(self._groups.rank), len(active)),
-            updater=Updater(self._optimizer, state.parameters(), options, self._samples.num_steps),
+            executor=Executor(
+                place, stage, self._peers.transport, self._source, self._spec.timeout_s
+            ),
+            sums=GradientSums(buckets, self._peers.groups),
+            vote=Vote(self._peers.groups.get(active), active.index(self._peers.rank), len(active)),
+            updater=self._updater,
+            trace=self._trace,
             clock=VirtualClock(emulated) if emulated else RealClock(self._device),
             emulated=emulated is not None,
             state_bytes=lambda: state.state_bytes(self._optimizer) + bucket_bytes,
@@ -316,22 +302,26 @@ class Worker:
         """Ask for a stop at the next step boundary on which all active workers agree."""
         self._hold = True
 
-    def save(self, step: int) -> CheckpointPart:
-        """Write the layers this worker owns first; only at the boundary before ``step``.
+    def save(self, step: int, layers: Sequence[int] | None = None) -> CheckpointPart:
+        """Write layers of this worker; only at the boundary before ``step``.
+
+        Args:
+            step: Where it must stand.
+            layers: Which; those it owns first when absent.
 
         Raises:
             ValueError: If the worker stands elsewhere.
             OSError: If the storage refuses.
         """
-        if self._model is None or self._state is None or not self._first_owned:
+        chosen = self._first_owned if layers is None else layers
+        if self._model is None or self._state is None or not chosen:
             return CheckpointPart(step, ())
         if step != self._next_step:
             raise ValueError(f"asked to save step {step}, but stands before step {self._next_step}")
         self._state.take_from(self._optimizer)
         folder = checkpoint_folder(self._spec.run_url, step)
         files = [
-            save_layer(folder, i, self._state.tensors(i), self._model.state_keys(i))
-            for i in self._first_owned
+            save_layer(folder, i, self._state.tensors(i), self._model.state_keys(i)) for i in chosen
         ]
         return CheckpointPart(step, tuple(files))
 
@@ -342,34 +332,65 @@ class Worker:
         self._state.take_from(self._optimizer)
         return self._state.checksums()
 
+    # After a fault -----------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """End the run under way: a fault elsewhere has made its step impossible. Any thread.
+
+        What waits for a message errs at once; what waits in a collective is freed by the peers
+        that err: torch cannot break one off from within.
+        """
+        self._peers.hang_up()
+
+    def standing(self) -> Standing:
+        """Where the worker stands; only while it does not run."""
+        held = () if self._state is None or self._discards else sorted(self._state.held)
+        return Standing(self._next_step, self._trace.summed, self._trace.verdict, tuple(held))
+
+    def settle(self, step: int, verdict: Verdict | None) -> None:
+        """Come to the boundary before ``step``: apply the step that others applied, or discard it.
+
+        Args:
+            step: Where all workers go on; a worker without layers just follows.
+            verdict: Of the step before it, from a worker that applied it.
+
+        Raises:
+            ValueError: If the worker holds layers of another step and cannot follow.
+        """
+        if self.standing().layers and self._next_step != step:
+            if not (self._next_step == step - 1 and self._trace.summed and verdict):
+                raise ValueError(f"stands before step {self._next_step}, and all before {step}")
+            assert self._updater is not None, "whoever sums gradients has an updater"
+            assert self._samples is not None
+            num_samples = self._samples.num_samples(self._next_step)
+            self._updater.apply(self._next_step, verdict, num_samples)
+        if self._updater is not None:
+            self._updater.discard()
+        self._next_step, self._trace = step, StepTrace(verdict=verdict)
+
+    def rewind(self, step: int) -> None:
+        """Forget every layer: all of them will be restored as of ``step``."""
+        if self._state is not None:
+            self._state.forget()
+        self._optimizer, self._updater = None, None
+        self._next_step, self._trace = step, StepTrace()
+
     # The end -----------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close sockets and process groups, which frees waiting peers. Any time, any thread."""
         self._closed = True
-        self._runner = None
-        if self._transport is not None:
-            self._transport.close()
-        if self._groups is not None:
-            self._groups.close()
+        self._leave()
+
+    def _leave(self, error: Exception | None = None) -> None:
+        self._runner = None  # it holds references to process groups
+        self._peers.leave(error)
 
     def _fail(self, error: Exception) -> None:
         """Free the peers at once, then report; an error that ``close`` itself caused is none."""
         asked_to_close = self._closed
-        # gloo closes a socket when the last reference goes, and a traceback's frames hold some.
-        cause: BaseException | None = error
-        while cause is not None:
-            traceback.clear_frames(cause.__traceback__)
-            cause = cause.__cause__
-        self.close()
+        self._leave(error)
         if asked_to_close:
             return
         logger.error("device %s, step %d", self._device_id, self._next_step, exc_info=error)
-        message, shown = f"{type(error).__name__}: {error}", ""
-        if isinstance(error, PeerLostError):
-            message = f"lost contact with {self._device_ids[error.rank]}: {error.reason}"
-        elif isinstance(error, UserCodeError):
-            message, shown = str(error), error.user_traceback
-        elif isinstance(error, LostContactError | ConfigError):
-            message = str(error)
-        self.outbox.put(WorkerFailed(self._device_id, self._next_step, message, shown))
+        self.outbox.put(worker_failed(error, self._device_id, self._next_step, self._device_ids))

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
-from typing import Literal
 
 from orchestrator.control.alarms import Alarms
 from orchestrator.control.leases import LeaseBook
@@ -21,6 +20,7 @@ from orchestrator.core.slot import (
     Decision,
     DeviceLost,
     Observation,
+    Recovered,
     RunEvent,
     RunEventKind,
     SlotJournal,
@@ -49,8 +49,8 @@ class LoopOptions:
     num_samples: int
     """Positions of the whole run; only the last step may be short."""
 
-    on_loss: Literal["stop", "replan"] = "stop"
-    """What the loss of a device in use does: ``replan`` where the backend goes on without it."""
+    max_failures: int = -1
+    """How often the loss of devices in use is survived, over all lives of the run; -1: always."""
 
     seed: int = 0
 
@@ -131,7 +131,12 @@ class Books:
         lasting, doubts = self.estimator.lasting_stragglers, self.estimator.doubts
         first_events = self._begin(observation) if self._first_look else ()
         now = self.estimator.update(observation, running.predicted, running.plan)
-        steps = self.leases.commit(observation.reports)
+        samples_before = self.leases.samples_committed
+        undone = [e for e in observation.events if isinstance(e, Recovered) and e.num_undone]
+        reached = max([observation.next_step, *(e.next_step + e.num_undone for e in undone)])
+        steps = self.leases.commit(observation.reports, applied_before=reached)
+        if undone:
+            self.leases.restart_at(observation.next_step)
         assert self.leases.next_step == observation.next_step, (
             f"the backend is at step {observation.next_step}, but its reports commit only up to "
             f"step {self.leases.next_step}"
@@ -144,7 +149,7 @@ class Books:
             doubtful_pools=self.estimator.doubtful_pools,
         )
         bill_usd = fsum(entry.usd + entry.egress_usd for entry in entries)
-        samples = sum(step.samples for step in steps)
+        samples = self.leases.samples_committed - samples_before  # less those that are undone
         self.treasury.charge(
             bill_usd,
             since,
@@ -179,7 +184,13 @@ class Books:
             reports=observation.reports,
             lost=tuple(e.device_id for e in observation.events if isinstance(e, DeviceLost)),
         )
-        return settled, SlotJournal(observation.reports, steps, entries, tuple(events))
+        return settled, SlotJournal(
+            observation.reports,
+            steps,
+            entries,
+            tuple(events),
+            undone_from=observation.next_step if undone else None,
+        )
 
     def _warnings(self, now: ClusterState) -> list[RunEvent]:
         found = self.alarms.look(now, self.ledger.spent_usd, self.leases.samples_committed)

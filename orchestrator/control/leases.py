@@ -49,17 +49,21 @@ class LeaseBook:
         """Whether steps of that generation may still commit."""
         return generation in self._plans
 
-    def commit(self, reports: Iterable[StepReport]) -> tuple[CommittedStep, ...]:
+    def commit(
+        self, reports: Iterable[StepReport], *, applied_before: int = 0
+    ) -> tuple[CommittedStep, ...]:
         """Take reports in and return the steps that are committed by them, in order.
 
-        Reports of another generation, and of steps committed before, are ignored.
+        Reports of another generation, and of steps committed before, are ignored. Steps before
+        ``applied_before`` commit even if a group, all of whose devices were lost, never came
+        to report them: the others hold what it contributed.
         """
         for report in reports:
             if self.knows(report.generation) and report.step >= self.next_step:
                 by_group = self._reports.setdefault((report.step, report.generation), {})
                 by_group.setdefault(report.group_index, []).append(report)
         committed = []
-        while (generation := self._complete()) is not None:
+        while (generation := self._complete(applied_before)) is not None:
             committed.append(self._commit_next(generation))
         return tuple(committed)
 
@@ -68,11 +72,12 @@ class LeaseBook:
         self._reports.clear()
         self.next_step = next_step
 
-    def _complete(self) -> int | None:
-        """Generation in which the next step has been reported by every group, if any."""
+    def _complete(self, applied_before: int) -> int | None:
+        """Generation in which the next step has been applied everywhere, if any."""
         for generation in sorted(self._plans, reverse=True):
             seen = self._reports.get((self.next_step, generation), {})
-            if len(seen) == len(self._plans[generation].groups):
+            is_applied = bool(seen) and self.next_step < applied_before
+            if is_applied or len(seen) == len(self._plans[generation].groups):
                 return generation
         return None
 
@@ -81,8 +86,8 @@ class LeaseBook:
         by_group = self._reports[step, generation]
         first, end = self.range_of(step)
         for group_index, sizes in enumerate(step_shares(plan.groups, end - first)):
-            used = {report.num_samples for report in by_group[group_index]}
-            assert used == {sum(sizes)}, (
+            used = {report.num_samples for report in by_group.get(group_index, ())}
+            assert used <= {sum(sizes)}, (
                 f"step {step}: group {group_index} reports {sorted(used)} samples, its lease "
                 f"holds {sum(sizes)}"
             )

@@ -18,7 +18,6 @@ from orchestrator.core.slot import (
     IDLE_ESTIMATE,
     Candidate,
     Decision,
-    DeviceLost,
     Observation,
     Outcome,
     OutcomeStatus,
@@ -93,10 +92,7 @@ class ControlLoop:
             LostWorkerError: If a device of the plan is gone.
             InfeasibleError: If the model fits on no combination of the devices.
         """
-        observation = self.backend.observe()
-        started_cpu_s = self.cpu_clock()
-        slot = self._settle(observation)
-        self._judge(observation, slot, started_cpu_s)
+        slot, started_cpu_s = self._look()
         if self._books.leases.next_step >= self.options.num_steps:
             reason = all_done(self.options.num_steps, self._books.num_skipped)
             return self._finish("finished", reason, slot)
@@ -117,20 +113,29 @@ class ControlLoop:
 
     # A slot that is over -------------------------------------------------------------
 
-    def _settle(self, observation: Observation) -> Settled:
-        """Close a slot in the books and write down what it brought."""
+    def _look(self) -> tuple[Settled, float]:
+        """Close a slot, write down what it brought, and judge whether that ends the run.
+
+        Returns:
+            The slot, and what the CPU clock showed when it was over.
+        """
+        observation = self.backend.observe()
+        started_cpu_s = self.cpu_clock()
         settled, journal = self._books.settle(observation, self._decision)
         self.book(journal)
-        return settled
+        self._judge(observation, settled, started_cpu_s)
+        return settled, started_cpu_s
 
     def _judge(self, observation: Observation, slot: Settled, started_cpu_s: float) -> None:
-        survives = self.options.on_loss == "replan"
+        books, in_use = self._books, self._decision.plan.device_ids
         try:
             judge(
-                [e for e in observation.events if not (survives and isinstance(e, DeviceLost))],
-                in_use=self._decision.plan.device_ids,
-                checkpoint_step=self._books.checkpoint_step,
+                observation.events,
+                in_use=in_use,
+                survives=not 0 <= self.options.max_failures <= books.num_failures,
+                checkpoint_step=books.checkpoint_step,
             )
+            books.num_failures += bool(set(slot.lost) & set(in_use))
         except OrchestratorError as error:
             self.save(self._state())  # what was spent and done so far is not forgotten
             self._publish_last(slot, error.status, started_cpu_s)
@@ -212,12 +217,15 @@ class ControlLoop:
         self.save(self._state())  # a checkpoint may fail, and what was booked stays spent
         if manifest := self.backend.checkpoint():
             self.book(SlotJournal(events=self._books.checkpointed(manifest.step)))
-        last = self._settle(self.backend.observe())
+        last, _ = self._look()
+        whole = slot.then(last) if slot else last
+        if status == "finished" and self._books.leases.next_step < self.options.num_steps:
+            self.save(self._state())  # the last steps were lost before they were written
+            return self._publish_last(whole, "steps are run again", started_cpu_s)
         paused = status == "budget" and self.options.budget.on_exhausted == "pause"
         self.outcome = Outcome(status, reason, resumable=paused or status == "stopped")
         self.book(SlotJournal(events=(self._books.scribe.note(status, reason),)))
         self.save(self._state())
-        whole = slot.then(last) if slot else last
         return self._publish_last(whole, f"{status}: {reason}", started_cpu_s)
 
     # What is kept and shown ----------------------------------------------------------

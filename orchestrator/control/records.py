@@ -16,6 +16,7 @@ from orchestrator.core.slot import (
     DeviceView,
     PreemptionNotice,
     Rates,
+    Recovered,
     RunEvent,
     RunEventKind,
     SlotRecord,
@@ -259,6 +260,9 @@ class Scribe:
             elif isinstance(event, PreemptionNotice):
                 detail = f"will be taken away at {event.deadline_s:.0f} s of the run's clock"
                 written.append(self._event("notice", detail, event.device_id))
+            elif isinstance(event, Recovered):
+                detail = recovery_text(event)
+                written.append(self._event("recovered", detail, duration_s=event.duration_s))
             else:
                 detail = f"step {event.step}: {event.message}"
                 written.append(self._event("failed", detail, event.device_id))
@@ -335,6 +339,17 @@ class Scribe:
             return ()
         detail = f"{num_skipped} of {len(steps)} steps changed nothing: {NOT_FINITE}"
         return (self._event("skipped", detail),)
+
+
+def recovery_text(event: Recovered) -> str:
+    """Where the layers of lost devices come from, and what is run again."""
+    source = {
+        "replica": "layers of the lost devices come from replicas in other groups",
+        "checkpoint": f"all layers return to the checkpoint of step {event.next_step}",
+        "start": "no checkpoint was written yet: all layers start anew from the seed",
+    }[event.source]
+    again = f"; {event.num_undone} steps are run again" if event.num_undone else ""
+    return f"at step {event.next_step}: {source}{again}"
 
 
 def all_done(num_steps: int, num_skipped: int) -> str:

@@ -68,7 +68,11 @@ class FailureOptions:
 
 
 def judge(
-    events: Sequence[ClusterEvent], *, in_use: Collection[str], checkpoint_step: int | None
+    events: Sequence[ClusterEvent],
+    *,
+    in_use: Collection[str],
+    survives: bool = False,
+    checkpoint_step: int | None,
 ) -> None:
     """Pass over what the run survives and raise what ends it, the cause before its consequences.
 
@@ -78,6 +82,7 @@ def judge(
     Args:
         events: What the slot brought, in order.
         in_use: Devices of the running plan.
+        survives: Whether the run goes on without a device that it used.
         checkpoint_step: Step that a resumed run goes on with, None without a checkpoint.
 
     Raises:
@@ -92,7 +97,11 @@ def judge(
                 f"{event.message}",
                 event.user_traceback,
             )
-    lost = [e for e in events if isinstance(e, DeviceLost) and e.device_id in in_use]
+    if survives:
+        failed = []
+    lost = [
+        e for e in events if isinstance(e, DeviceLost) and e.device_id in in_use and not survives
+    ]
     causes = [
         *((e.device_id, f"is gone: {e.reason}") for e in lost),
         *((e.device_id, f"failed at step {e.step}: {e.message}") for e in failed if _is_cause(e)),

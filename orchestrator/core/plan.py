@@ -139,6 +139,15 @@ class Plan:
         """Whether the other plan differs in its generation at most."""
         return self.schedule == other.schedule and self.groups == other.groups
 
+    @property
+    def holders(self) -> dict[int, tuple[str, ...]]:
+        """Devices that hold each layer, one a group, by layer."""
+        found: dict[int, tuple[str, ...]] = {}
+        for stage in (stage for group in self.groups for stage in group.stages):
+            for layer in stage.layers:
+                found[layer] = (*found.get(layer, ()), stage.team.device_ids[0])
+        return found
+
     def stage_of(self, device_id: str) -> tuple[int, int] | None:
         """(group index, stage index) of a device, None when it is idle."""
         for group_index, group in enumerate(self.groups):

@@ -73,7 +73,23 @@ class WorkerFailed:
     user_traceback: str = ""
 
 
-ClusterEvent = DeviceJoined | DeviceLost | PreemptionNotice | WorkerFailed
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Devices that the plan used are gone, and whoever is left stands at one step boundary."""
+
+    next_step: int
+    source: Literal["replica", "checkpoint", "start"]
+    """Where the layers of the lost devices come from: devices of other groups, which hold them
+    as of ``next_step``; the newest checkpoint; or the seed, when there is none yet."""
+
+    num_undone: int = 0
+    """Committed steps that will be run again."""
+
+    duration_s: float = 0.0
+    """From the fault being known to standing there, on the run's clock."""
+
+
+ClusterEvent = DeviceJoined | DeviceLost | PreemptionNotice | WorkerFailed | Recovered
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,3 +368,4 @@ class SlotJournal:
     steps: tuple[CommittedStep, ...] = ()
     ledger: tuple[LedgerEntry, ...] = ()
     events: tuple[RunEvent, ...] = ()
+    undone_from: int | None = None  # these and earlier steps from there on will be run again

@@ -1,14 +1,8 @@
 """RayBackend: runs the loop's plans on worker actors; the one door to the workers."""
 
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from types import NoneType
-
-import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 from orchestrator.config import RunConfig
 from orchestrator.control.backend import Capabilities
@@ -16,22 +10,25 @@ from orchestrator.control.leases import committed_step
 from orchestrator.control.persistence import CheckpointStore
 from orchestrator.control.recovery import judge
 from orchestrator.core.cluster import Offer
-from orchestrator.core.durable import CheckpointManifest
-from orchestrator.core.model import ModelProfile
+from orchestrator.core.durable import CheckpointFile, CheckpointManifest
 from orchestrator.core.plan import Move, Plan, step_range
 from orchestrator.core.schedule import SCHEDULES
-from orchestrator.core.slot import ClusterEvent, CommittedStep, Decision, Observation, StepReport
+from orchestrator.core.slot import (
+    ClusterEvent,
+    CommittedStep,
+    Decision,
+    DeviceLost,
+    Observation,
+    Recovered,
+    StepReport,
+    WorkerFailed,
+)
 from orchestrator.errors import LostWorkerError
-from orchestrator.runtime.fleet import LINGER_S, Fleet, Place
+from orchestrator.runtime.crew import Holders, Order
 from orchestrator.runtime.progress import Meter
 from orchestrator.runtime.rig import Rig
+from orchestrator.runtime.trouble import SYMPTOMS
 from orchestrator.runtime.watch import WAKE_S, Watch
-from workers.actor import WorkerActor
-from workers.emulation import EmulatedStage
-from workers.output import send_output_to
-from workers.profiler import profile_model
-from workers.splitting import load_task, split
-from workers.worker import Assignment, CheckpointPart, TaskInfo, WorkerSpec
 
 
 class RayBackend:
@@ -63,7 +60,8 @@ class RayBackend:
             before_checkpoint: Called before a checkpoint starts to exist, after ``on_step`` has
                 been told of every step that it builds on.
         """
-        self._config, self._rig, self._fleet = config, rig, rig.fleet
+        self._config, self._rig = config, rig
+        self._crew, self._fleet = rig.crew, rig.crew.fleet
         self._restore, self._meter = restore, meter
         self._on_step, self._before_checkpoint = on_step, before_checkpoint
         self._timeouts = config.failure.timeouts
@@ -73,11 +71,13 @@ class RayBackend:
         self._manifest = restore
         self._watch = self._new_watch(restore.step if restore else 0, rig.num_steps)
         self._plan: Plan | None = None  # what the loop asked for
-        self._installed: Plan | None = None  # whose layers the workers hold
+        self._generation = 0  # of the plan whose layers the workers hold
+        self._holders: Holders = {}  # of its layers; empty: none yet
         self._run_until_s: float | None = None
         self._applied = False  # something was decided since the start, or since ``checkpoint``
         self._told_offers = rig.cluster.offers
         self._interrupted = threading.Event()
+        self._events: list[ClusterEvent] = []  # not yet observed
         self._reached_s: dict[int, float] = {}
         self._slot_from_s = meter.clock.now_s()
 
@@ -98,14 +98,14 @@ class RayBackend:
     def observe(self) -> Observation:
         """Let the slot pass, or an event end it early, and return what happened."""
         if not self._applied:
-            return self._observation(())
+            return self._observation()
         end_s = self._slot_from_s + self._config.control.slot_s
-        events: tuple[ClusterEvent, ...] = ()
-        while not events and not self._slot_is_over(end_s):
+        while not self._events and not self._slot_is_over(end_s):
             self._watch.pump(max(0.0, min(WAKE_S, end_s - self.now_s())))
             events = self._watch.events()
             self._follow()
-        return self._observation(events)
+            self._take(events)
+        return self._observation()
 
     def apply(self, decision: Decision) -> None:
         """Run the decided plan from the next step boundary on; a kept one does not pause."""
@@ -116,10 +116,11 @@ class RayBackend:
         if decision.predicted.step_s:
             self._watch.step_s = decision.predicted.step_s
         if plan != self._plan:
-            self._stand()
+            if not self._stand():
+                return  # what happened is for the next observation, and nothing runs until then
             self._meter.hold(plan.device_ids, self.now_s())
-            if not plan.is_idle:
-                self._install(plan, decision.migration.moves)
+            if not plan.is_idle and not self._install(plan, decision.migration.moves):
+                return
             self._plan = plan
         if not plan.is_idle:
             self._watch.go(plan.device_ids)
@@ -129,24 +130,20 @@ class RayBackend:
         self._stand()
         self._applied = False
         step = self._watch.progress.next_step
-        if self._installed is None or (self._manifest and self._manifest.step == step):
-            return self._manifest
-        parts = self._fleet.call(
-            "save",
-            CheckpointPart,
-            step,
-            timeout_s=self._timeouts.checkpoint_s,
-            device_ids=self._installed.device_ids,
-        )
-        for device_id, part in parts.items():
-            self._watch.progress.part(device_id, step, part.files)
-        self._follow()
+        while self._holders and not (self._manifest and self._manifest.step == step):
+            try:
+                self._write_manifest(step, self._crew.save(step, self._holders))
+            except LostWorkerError:
+                if self._crew.is_joined:
+                    raise
+                self._recover()
+                step = self._watch.progress.next_step
         return self._manifest
 
     def close(self) -> None:
         """End every worker; devices that are lost are held no longer. Safe to call twice."""
-        for device_id in self._fleet.lost_ids:
-            self._meter.release(device_id, self.now_s())
+        for loss in self._fleet.losses:
+            self._meter.release(loss.device_id, self.now_s())
         self._fleet.close(self._timeouts.receive_s)
 
     def measure(self, plan: Plan, num_steps: int) -> tuple[StepReport, ...]:
@@ -161,14 +158,15 @@ class RayBackend:
         assert self._plan is None, "measuring would disturb the run"
         kept, self._watch = self._watch, self._new_watch(0, num_steps)
         try:
-            self._install(plan, (), discard=True)
+            if not self._install(plan, (), discard=True):
+                raise LostWorkerError("a device was lost while plans were compared; run again")
             self._watch.go(plan.device_ids)
             while self._watch.running:
                 self._watch.pump(WAKE_S)
                 judge(self._watch.events(), in_use=plan.device_ids, checkpoint_step=None)
             return self._watch.progress.take()
         finally:
-            self._watch, self._installed = kept, None
+            self._watch, self._holders = kept, {}
 
     # Inside a slot -------------------------------------------------------------------
 
@@ -198,33 +196,38 @@ class RayBackend:
         for reports in self._watch.progress.fresh():
             self._on_step(committed_step(reports, *step_range(reports[0].step, batch, total)))
         for step, files in self._watch.progress.whole_checkpoints():
-            assert self._installed is not None, "parts come from an installed plan"
-            self._manifest = CheckpointManifest(
-                step=step,
-                generation=self._installed.generation,
-                files=files,
-                num_layers=self._rig.model.num_layers,
-                samples_committed=step_range(step, batch, total)[0],
-                seed=self._config.run.seed,
-                optimizer=self._config.training.optimizer.name,
-            )
-            self._before_checkpoint()
-            self._checkpoints.write_manifest(self._manifest)
+            self._write_manifest(step, files)
+        next_step = self._watch.progress.next_step
         for loss in self._watch.lost():
             self._meter.release(loss.device_id, self.now_s())
-        next_step = self._watch.progress.next_step
+            self._events.append(DeviceLost(loss.device_id, f"{loss.reason} (step {next_step})"))
         if self._rig.truth is not None and self._plan is not None:
             for event in self._rig.truth.events:
                 if event.at_step <= next_step:
                     self._reached_s.setdefault(event.at_step, self.now_s())
             for device_id in self._rig.truth.lost_at(next_step):
-                if device_id not in self._fleet.lost_ids:
+                if device_id in self._fleet.device_ids:
                     self._fleet.kill(device_id)
 
-    def _observation(self, events: tuple[ClusterEvent, ...]) -> Observation:
+    def _write_manifest(self, step: int, files: Sequence[CheckpointFile]) -> None:
+        training = self._config.training
+        self._manifest = CheckpointManifest(
+            step=step,
+            generation=self._generation,
+            files=tuple(sorted(files, key=lambda file: file.layer)),
+            num_layers=self._rig.model.num_layers,
+            samples_committed=step_range(step, training.global_batch, self._rig.num_samples)[0],
+            seed=self._config.run.seed,
+            optimizer=training.optimizer.name,
+        )
+        self._before_checkpoint()
+        self._checkpoints.write_manifest(self._manifest)
+
+    def _observation(self) -> Observation:
         self._slot_from_s = now_s = self.now_s()
         self._told_offers = self._offers()
-        gone = self._fleet.lost_ids
+        events, self._events = tuple(self._events), []
+        gone = {loss.device_id for loss in self._fleet.losses}
         return Observation(
             now_s=now_s,
             usage=self._meter.cut(now_s),
@@ -252,139 +255,85 @@ class RayBackend:
             last_step=last_step,
         )
 
-    def _stand(self) -> None:
-        """Bring every worker to the same step boundary. Raises what ends the run instead."""
+    def _stand(self) -> bool:
+        """Bring every worker to the same step boundary; False when something happened on the way.
+
+        What happened is then in the next observation.
+        """
         events = self._watch.stand()
         self._follow()
-        judge(
-            events,
-            in_use=self._plan.device_ids if self._plan else (),
-            checkpoint_step=self._manifest.step if self._manifest else None,
-        )
+        self._take(events)
+        return not self._events
 
-    def _install(self, plan: Plan, moves: tuple[Move, ...], *, discard: bool = False) -> None:
-        if gone := self._fleet.lost_ids:
-            raise LostWorkerError(
-                f"device {gone[0]} was lost while idle, and the plan cannot change without it; "
-                "the same command resumes from the last checkpoint"
-            )
-        first_step = self._watch.progress.next_step
-        assignment = Assignment(
-            generation=plan.generation,
+    def _install(self, plan: Plan, moves: tuple[Move, ...], *, discard: bool = False) -> bool:
+        """Bring the layers where a plan wants them; False when a device was lost meanwhile."""
+        if not self._crew.is_joined:
+            self._recover()
+            if self._events:
+                return False
+        progress, truth = self._watch.progress, self._rig.truth
+        order = Order(
             plan=plan,
-            device_ids=self._fleet.device_ids,
             moves=moves,
-            first_step=first_step,
+            first_step=progress.next_step,
             end_step=self._watch.reach,
-            restore=None if self._installed or discard else self._restore,
-            emulation=self._emulation(plan, first_step),
+            restore=None if self._holders or discard else self._restore,
             discard=discard,
-            clock_zero_s=time.monotonic() - self.now_s(),
+            run_clock_s=self.now_s(),
+            stages=truth.stages(plan, progress.next_step) if truth else None,
         )
-        # Devices of other machines have monotonic clocks of their own: they go by wall time.
-        wall_zero_s = time.time() - self.now_s() if self._rig.truth is None else None
-        self._fleet.call(
-            "install", NoneType, assignment, wall_zero_s, timeout_s=self._timeouts.checkpoint_s
-        )
-        self._installed = plan
-        self._watch.progress.expect(plan.device_ids, plan.generation)
+        if not self._crew.install(order):
+            self._recover()
+            return False
+        self._generation, self._holders = plan.generation, plan.holders
+        progress.expect(plan.device_ids, plan.generation)
+        return True
 
-    def _emulation(self, plan: Plan, first_step: int) -> Mapping[str, EmulatedStage] | None:
-        if self._rig.truth is None:
-            return None
-        return {
-            device_id: EmulatedStage(
-                seconds=dict(stage.seconds),
-                to_next=stage.to_next,
-                to_previous=stage.to_previous,
-                step_end_s=stage.step_end_s,
-                slowdowns=stage.slowdowns,
-            )
-            for device_id, stage in self._rig.truth.stages(plan, first_step).items()
-        }
+    # After a fault -------------------------------------------------------------------
 
+    def _take(self, events: Sequence[ClusterEvent]) -> None:
+        """Make up for what went wrong with the workers, unless it ends the run."""
+        failures = [event for event in events if isinstance(event, WorkerFailed)]
+        if any(failure.user_traceback for failure in failures):
+            self._events += failures
+        elif failures or self._uses(e.device_id for e in events if isinstance(e, DeviceLost)):
+            for failure in failures:
+                if not failure.message.startswith(SYMPTOMS):  # who knows what state it is in
+                    self._watch.end([failure.device_id], f"it failed: {failure.message}")
+            self._recover()
 
-# Before the first slot ---------------------------------------------------------------
+    def _recover(self) -> None:
+        """Bring whoever is left to one step boundary; nothing runs until the next decision.
 
+        Layers that nobody holds any more would be of another step than the rest: then all of
+        them return to the newest checkpoint.
 
-def start_fleet(config: RunConfig, places: Sequence[Place], *, num_threads: int) -> Fleet:
-    """Start one process per device; their output goes to ``logs/`` of the run where it is local."""
+        Raises:
+            LostWorkerError: If nobody is left.
+        """
+        started_s, progress = self.now_s(), self._watch.progress
+        boundary = self._crew.regroup(self._watch)
+        source: Literal["replica", "checkpoint", "start"] = "replica"
+        if self._holders:
+            progress.settle(boundary.next_step)
+        reached = progress.next_step
+        if len(boundary.holders) == self._rig.model.num_layers:
+            self._holders = boundary.holders
+        elif self._holders or boundary.holders:
+            source = self._rewind()
+        self._follow()
+        if self._uses(loss.device_id for loss in self._fleet.losses) or source != "replica":
+            took_s, num_undone = self.now_s() - started_s, reached - progress.next_step
+            self._events.append(Recovered(progress.next_step, source, num_undone, took_s))
+        self._plan = None
 
-    def arguments(place: Place) -> tuple[object, ...]:
-        return place.device_id, _log_path(config, place.device_id), num_threads
+    def _rewind(self) -> Literal["checkpoint", "start"]:
+        """Let every worker forget its layers; the next plan restores them."""
+        self._holders, self._restore = {}, self._manifest
+        step = self._manifest.step if self._manifest else 0
+        self._watch.progress.rewind(step)
+        self._crew.forget(self._watch, step, anew=self._manifest is None)
+        return "checkpoint" if self._manifest else "start"
 
-    linger_s = min(LINGER_S, config.control.slot_s / 4.0)
-    return Fleet(WorkerActor, places, arguments, linger_s=linger_s)
-
-
-def send_output(config: RunConfig, name: str) -> None:
-    """Send this process's output to ``logs/`` of the run where it is local, else leave it."""
-    path = _log_path(config, name)
-    if path is not None:
-        send_output_to(path)
-
-
-def _log_path(config: RunConfig, name: str) -> Path | None:
-    run_url = config.run.run_url
-    return None if "://" in run_url else Path(run_url) / "logs" / f"{name}.log"
-
-
-def load_everywhere(
-    config: RunConfig, fleet: Fleet, places: Sequence[Place], working_dir: str
-) -> TaskInfo:
-    """Have every worker import the user's task and split the model; return what it turned out.
-
-    Raises:
-        UserCodeError: If the user's code raises.
-        LostWorkerError: If a worker does not come up.
-    """
-    timeouts, training = config.failure.timeouts, config.training
-    spec = WorkerSpec(
-        task=training.task,
-        task_args=training.task_args,
-        options=training,
-        seed=config.run.seed,
-        run_url=config.run.run_url,
-        timeout_s=timeouts.receive_s,
-        working_dir=working_dir,
-    )
-    infos = fleet.call(
-        "load",
-        TaskInfo,
-        timeout_s=timeouts.start_s,
-        each={
-            p.device_id: (replace(spec, device="cuda" if p.num_gpus else "cpu"),) for p in places
-        },
-    )
-    return infos[fleet.device_ids[0]]
-
-
-def connect(config: RunConfig, fleet: Fleet, *, host: str) -> None:
-    """Join all workers in one world; the store behind it lives as long as this process.
-
-    Raises:
-        LostWorkerError: If they do not find each other in time.
-    """
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    world = fleet.device_ids
-    fleet.call(
-        "connect",
-        NoneType,
-        timeout_s=config.failure.timeouts.start_s,
-        each={d: (host, store.port, rank, len(world)) for rank, d in enumerate(world)},
-    )
-    fleet.keep(store)
-
-
-def measure_model(config: RunConfig) -> ModelProfile:
-    """Measure the user's model in this process, on its processor.
-
-    Raises:
-        UserCodeError: If the user's code raises.
-        ConfigError: If the model cannot be split.
-    """
-    training = config.training
-    if config.cluster.source == "emulated":
-        torch.set_num_threads(1)  # as its workers run; then CPU time counts, not a busy neighbour
-    task = load_task(training.task, training.task_args, config.run.seed)
-    return profile_model(split(task), task, training)
+    def _uses(self, device_ids: Iterable[str]) -> bool:
+        return self._plan is not None and not set(self._plan.device_ids).isdisjoint(device_ids)

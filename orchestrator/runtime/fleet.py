@@ -13,11 +13,10 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.control.recovery import LOST_CONTACT
 from orchestrator.core.durable import CheckpointFile
 from orchestrator.core.slot import StepReport, WorkerFailed
 from orchestrator.errors import LostWorkerError, OrchestratorError
-from orchestrator.runtime.trouble import Loss
+from orchestrator.runtime.trouble import SYMPTOMS, Loss
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +31,9 @@ SILENT_S = 5.0
 
 CLOSED = "closed"
 """Why a worker is gone that nobody lost."""
+
+_OURS, _DEAD, _OWN, _SILENT, _SYMPTOM = range(5)
+"""How far an error is from the cause of many: the least is the one to tell."""
 
 Answer = TypeVar("Answer")
 
@@ -107,7 +109,6 @@ class Fleet:
             linger_s: How long a worker gathers reports before it sends them.
         """
         self._linger_s = linger_s
-        self.device_ids = tuple(place.device_id for place in places)
         self._members: dict[str, _Member] = {}
         self._kept: list[object] = []
         for place in places:
@@ -122,9 +123,16 @@ class Fleet:
             self._members[place.device_id] = _Member(remote.remote(*arguments(place)))
 
     @property
-    def lost_ids(self) -> tuple[str, ...]:
-        """Devices whose worker is gone, but not because the fleet was closed."""
-        return tuple(d for d, m in self._members.items() if m.lost not in {None, CLOSED})
+    def device_ids(self) -> tuple[str, ...]:
+        """Devices whose worker is not known to be gone, in the order of their ranks."""
+        return tuple(d for d, m in self._members.items() if m.lost is None)
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """Workers that are gone, but not because the fleet was closed."""
+        return tuple(
+            Loss(d, m.lost) for d, m in self._members.items() if m.lost and m.lost != CLOSED
+        )
 
     def greet(self, timeout_s: float) -> Mapping[str, Greeting]:
         """Wait until every process is up. Raises LostWorkerError naming those that are not."""
@@ -158,17 +166,64 @@ class Fleet:
             OrchestratorError: What a worker raised of our own errors.
         """
         asked = self.device_ids if device_ids is None else tuple(device_ids)
+        answers, errors = self._answers(method, answer, arguments, timeout_s, asked, each)
+        if errors:
+            raise min(errors.values(), key=lambda found: found[0])[1]
+        return answers
+
+    def ask(
+        self,
+        method: str,
+        answer: type[Answer],
+        *arguments: object,
+        timeout_s: float,
+        each: Mapping[str, tuple[object, ...]] | None = None,
+    ) -> tuple[dict[str, Answer], tuple[Loss, ...]]:
+        """Call a method on every worker; one that is silent, or fails by itself, is ended.
+
+        Returns:
+            The answers, and who was lost. A worker that only lost contact with another is in
+            neither: it can be asked again.
+
+        Raises:
+            OrchestratorError: What a worker raised of our own errors, which the next would, too.
+        """
+        answers, errors = self._answers(method, answer, arguments, timeout_s, self.device_ids, each)
+        losses = []
+        for device_id, (distance, error) in errors.items():
+            if distance == _OURS:
+                raise error
+            if distance == _SYMPTOM:
+                continue
+            member = self._members[device_id]
+            if member.lost is None:
+                self.kill(device_id)
+                member.lost = f"{error} and was ended"
+            losses.append(Loss(device_id, member.lost))
+        return answers, tuple(losses)
+
+    def _answers(
+        self,
+        method: str,
+        answer: type[Answer],
+        arguments: tuple[object, ...],
+        timeout_s: float,
+        asked: Iterable[str],
+        each: Mapping[str, tuple[object, ...]] | None,
+    ) -> tuple[dict[str, Answer], dict[str, tuple[int, OrchestratorError]]]:
+        """The answers that came, and of the other workers the errors with their distances."""
         pending = {
             getattr(self._members[d].actor, method).remote(*arguments, *(each or {}).get(d, ())): d
             for d in asked
         }
         answers: dict[str, Answer] = {}
-        errors: list[tuple[int, OrchestratorError]] = []  # with the distance from the cause
+        errors: dict[str, tuple[int, OrchestratorError]] = {}
         deadline_s = time.monotonic() + timeout_s
         while pending:
             ready, _ = ray.wait(list(pending), timeout=max(0.0, deadline_s - time.monotonic()))
             if not ready:
-                errors.append((3, _no_answer(pending.values(), method, timeout_s)))
+                silence = _SILENT, _no_answer(pending.values(), method, timeout_s)
+                errors.update(dict.fromkeys(pending.values(), silence))
                 break
             for ref in ready:
                 device_id = pending.pop(ref)
@@ -177,11 +232,9 @@ class Fleet:
                     assert isinstance(answers[device_id], answer), f"{method!r} answered nonsense"
                 except (RayTaskError, RayActorError) as error:
                     # The others may know more: the cause is rarely the first to be told.
-                    errors.append(self._explain(error, device_id, method))
+                    errors[device_id] = self._explain(error, device_id, method)
                     deadline_s = min(deadline_s, time.monotonic() + SILENT_S)
-        if errors:
-            raise min(errors, key=lambda found: found[0])[1]
-        return answers
+        return answers, errors
 
     def tell(
         self, method: str, *arguments: object, device_ids: Iterable[str] | None = None
@@ -272,14 +325,15 @@ class Fleet:
         """What one worker's error means, and how far from the cause of many it likely is."""
         if isinstance(error, RayActorError):
             self._members[device_id].lost = "its process was killed"
-            return 1, LostWorkerError(
+            return _DEAD, LostWorkerError(
                 f"device {device_id} was lost: its process was killed during {method!r}"
             )
         cause = error.cause
         if isinstance(cause, OrchestratorError):
-            return 0, cause
+            return _OURS, cause
         text = f"{type(cause).__name__}: {cause}"
-        return (3 if LOST_CONTACT in text else 2), LostWorkerError(
+        symptom = any(sign in text for sign in SYMPTOMS)
+        return _SYMPTOM if symptom else _OWN, LostWorkerError(
             f"device {device_id} failed in {method!r}: {text}"
         )
 

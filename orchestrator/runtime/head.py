@@ -24,8 +24,9 @@ from orchestrator.core.slot import (
 from orchestrator.errors import LostWorkerError, OrchestratorError
 from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.reports.records import slot_json
-from orchestrator.runtime.backend import RayBackend, send_output
+from orchestrator.runtime.backend import RayBackend
 from orchestrator.runtime.compare import Comparison, entries, measure
+from orchestrator.runtime.crew import send_output
 from orchestrator.runtime.news import Comparing, Cursor, HeadNews
 from orchestrator.runtime.progress import Meter, RunClock
 from orchestrator.runtime.rig import Rig
@@ -154,6 +155,8 @@ class Head:
 
         def book(journal: SlotJournal) -> None:
             self._write_steps()
+            if journal.undone_from is not None:
+                self._store.rewind_steps(journal.undone_from)
             self._store.write_journal(replace(journal, steps=()))
             self._events += journal.events
             exporter.journal(journal)
@@ -214,6 +217,7 @@ class Head:
             billing_speedup=config.emulation.billing_speedup,
             num_steps=rig.num_steps,
             num_samples=rig.num_samples,
+            max_failures=config.failure.max_failures,
             seed=config.run.seed,
         )
 

@@ -41,6 +41,24 @@ class Progress:
             del self._reports[self.next_step]
             self.next_step += 1
 
+    def settle(self, next_step: int) -> None:
+        """Count every step before ``next_step``: all who are left have applied them.
+
+        What a lost device did not report any more is missing from them.
+        """
+        while self.next_step < next_step:
+            found = self._reports.pop(self.next_step, {})
+            assert found, f"somebody applied step {self.next_step}, and whoever does reports it"
+            reports = tuple(found[device_id] for device_id in sorted(found))
+            self._whole += reports
+            self._fresh.append(reports)
+            self.next_step += 1
+
+    def rewind(self, next_step: int) -> None:
+        """Go on with ``next_step``: later steps are undone."""
+        self.next_step = next_step
+        self._reports.clear()
+
     def take(self) -> tuple[StepReport, ...]:
         """Reports of the steps completed since the last call, in order of step and device."""
         taken, self._whole = tuple(self._whole), []

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.model import ModelProfile
-from orchestrator.runtime.fleet import Fleet
+from orchestrator.runtime.crew import Crew
 from orchestrator.runtime.truth import EmulatedTruth
 
 
@@ -12,7 +12,7 @@ from orchestrator.runtime.truth import EmulatedTruth
 class Rig:
     """Workers that are loaded and connected, and what there is to do with them."""
 
-    fleet: Fleet
+    crew: Crew
     cluster: ClusterState
     """What is present, at the prices of the start."""
 

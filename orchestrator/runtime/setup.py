@@ -17,8 +17,8 @@ from orchestrator.control.pools import build_cluster, run_figures
 from orchestrator.core.model import ModelProfile, profile_to_json
 from orchestrator.errors import ConfigError, InfeasibleError
 from orchestrator.inputs import read_profile
-from orchestrator.runtime.backend import connect, load_everywhere, start_fleet
-from orchestrator.runtime.fleet import Fleet, Place
+from orchestrator.runtime.crew import Crew
+from orchestrator.runtime.fleet import Place
 from orchestrator.runtime.inventory import found_nodes, price_nodes
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.truth import EmulatedTruth, lost_by
@@ -73,16 +73,18 @@ def set_up(
     if not places:
         raise InfeasibleError("every device is lost; offer further ones, or start another run")
     emulated = config.cluster.source == "emulated"
-    say(f"starting {len(places)} workers")
-    fleet = start_fleet(config, places, num_threads=1 if emulated else _threads(places))
-    for device_id, greeting in fleet.greet(config.failure.timeouts.start_s).items():
-        logger.info("%s: process %s on node %s", device_id, greeting.pid, greeting.ray_node_id)
-    say("loading the task")
-    task = load_everywhere(config, fleet, places, working_dir)
-    connect(config, fleet, host="127.0.0.1" if emulated else _ray.util.get_node_ip_address())
+    say(f"starting {len(places)} workers, which load the task")
+    crew = Crew(
+        config,
+        places,
+        working_dir,
+        host="127.0.0.1" if emulated else _ray.util.get_node_ip_address(),
+        num_threads=1 if emulated else _threads(places),
+    )
+    dataset_samples = crew.get_ready()
     say("measuring the model")
-    measured = _measured(config, fleet, options)
-    num_samples = config.training.num_samples(task.dataset_samples)
+    measured = _measured(config, crew, options)
+    num_samples = config.training.num_samples(dataset_samples)
     cluster, model = run_figures(
         options,
         config.emulation,
@@ -100,7 +102,7 @@ def set_up(
         billing_speedup=config.emulation.billing_speedup,
     )
     return Rig(
-        fleet=fleet,
+        crew=crew,
         cluster=cluster,
         model=model,
         truth=truth if emulated else None,
@@ -109,7 +111,7 @@ def set_up(
     )
 
 
-def _measured(config: RunConfig, fleet: Fleet, options: ClusterOptions) -> ModelProfile:
+def _measured(config: RunConfig, crew: Crew, options: ClusterOptions) -> ModelProfile:
     """The layers' figures: of an earlier life, of the user's file, or measured now.
 
     Emulated devices are one processor, measured once; of real devices one of each kind.
@@ -126,12 +128,7 @@ def _measured(config: RunConfig, fleet: Fleet, options: ClusterOptions) -> Model
             chosen = {devices[0].device_id: "cpu"}
         else:
             chosen = {d.device_id: kind for kind, d in {d.kind: d for d in devices}.items()}
-        answers = fleet.call(
-            "profile",
-            ModelProfile,
-            timeout_s=config.failure.timeouts.start_s,
-            device_ids=tuple(chosen),
-        )
+        answers = crew.profile(chosen)
         parts = [
             tuple(t.scaled(1.0, kind=kind) for t in answers[device_id].times)
             for device_id, kind in chosen.items()

@@ -133,6 +133,29 @@ class Watch:
                 )
         return ()
 
+    def drain(self) -> None:
+        """Wait until whoever was told to abort has ended its run; end those that do not.
+
+        Afterwards all that was reported is heard, and nothing runs. What went wrong meanwhile
+        is what the abort brought about.
+        """
+        self.holding = True  # no window moves any more
+        deadline_s = time.monotonic() + self._timeouts.receive_s
+        while self.running and time.monotonic() < deadline_s:
+            self.pump(WAKE_S)
+            self._end_silent(self._silent_s)
+        self._end(self.running, "it did not leave its step and was ended")
+        self._trouble = Trouble()
+
+    def end(self, device_ids: Iterable[str], reason: str) -> None:
+        """End these workers; they are lost from now on."""
+        self._end(device_ids, reason)
+
+    def lose(self, losses: Iterable[Loss]) -> None:
+        """Take note of workers that are gone already."""
+        for loss in losses:
+            self._lose(loss)
+
     def lost(self) -> tuple[Loss, ...]:
         """Devices lost since the last call."""
         lost, self._lost = tuple(self._lost), []

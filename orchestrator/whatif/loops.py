@@ -108,7 +108,6 @@ def simulated(
             price_max_age_s=feed.max_age_s if feed else None,
             num_steps=steps,
             num_samples=num_samples,
-            on_loss="replan",
             seed=config.run.seed,
         ),
         cluster=cluster,

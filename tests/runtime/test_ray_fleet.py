@@ -116,7 +116,7 @@ def test_a_killed_process_is_a_loss_told_once(fleet: Fleet) -> None:
         losses += fleet.gather(0.5)[1]
     assert [(loss.device_id, loss.reason) for loss in losses] == [("b-0", "its process was killed")]
     assert fleet.gather(0.5)[1] == ()
-    assert fleet.lost_ids == ("b-0",)
+    assert [loss.device_id for loss in fleet.losses] == ["b-0"]
 
 
 def test_a_stopped_process_is_ended_once_it_is_silent_for_too_long(fleet: Fleet) -> None:

@@ -104,6 +104,7 @@ def rehearsal(  # noqa: PLR0913 - a builder names every choice
     backend: SimulatedBackend | None = None,
     stopwatch: Callable[[], float] = lambda: 0.0,
     price_max_age_s: float | None = None,
+    max_failures: int = -1,
 ) -> Rehearsal:
     """The demo cluster under a budget; ``state`` and ``backend`` continue an earlier one."""
     cluster, model = cluster or demo_cluster(), demo_model()
@@ -136,6 +137,7 @@ def rehearsal(  # noqa: PLR0913 - a builder names every choice
             price_max_age_s=price_max_age_s,
             num_steps=num_steps,
             num_samples=num_samples,
+            max_failures=max_failures,
         ),
         cluster=cluster,
         model=model,

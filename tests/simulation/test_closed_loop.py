@@ -347,7 +347,7 @@ def test_a_stop_request_finishes_the_step_under_way_and_can_be_resumed() -> None
 
 def test_a_lost_device_in_use_ends_the_run_by_its_name_and_forgets_no_dollar() -> None:
     events = [TraceEvent(at_step=50, device="fast-1", lost=True)]
-    run = rehearsal(budget=RICH, events=events)
+    run = rehearsal(budget=RICH, events=events, max_failures=0)
     with pytest.raises(LostWorkerError, match="device fast-1 is gone"):
         run.run()
     booked_usd = fsum(entry.usd + entry.egress_usd for entry in run.ledger)
@@ -356,6 +356,15 @@ def test_a_lost_device_in_use_ends_the_run_by_its_name_and_forgets_no_dollar() -
     assert run.records[-1].spent_usd == pytest.approx(booked_usd, rel=1e-12)
     assert (run.records[-1].step, run.records[-1].reason) == (50, "too_few_workers")
     assert run.states[-1].slot == len(run.records)
+
+
+def test_losses_of_devices_in_use_are_survived_as_often_as_the_budget_of_failures_says() -> None:
+    events = [TraceEvent(at_step=50 * i, device=f"fast-{2 - i}", lost=True) for i in (1, 2)]
+    run = rehearsal(budget=RICH, events=events, max_failures=1)
+    with pytest.raises(LostWorkerError, match="device fast-0 is gone"):
+        run.run()
+    assert [e.device for e in run.events if e.kind == "lost"] == ["fast-1", "fast-0"]
+    assert run.states[-1].num_failures == 1
 
 
 def test_a_last_checkpoint_that_fails_forgets_no_dollar_and_no_second(

@@ -86,6 +86,15 @@ def test_the_last_step_may_be_short_and_leave_a_group_without_samples() -> None:
     assert book.samples_committed == 12
 
 
+def test_a_step_applied_everywhere_commits_although_a_lost_group_never_reported_it() -> None:
+    book, plan = book_of(), plan_of([4, 1], [3])
+    book.grant(plan)
+    assert book.commit([report(plan, 0, 0, 5)], applied_before=0) == ()
+    (step,) = book.commit([report(plan, 1, 0, 5)], applied_before=1)
+    assert (step.step, step.first_sample, step.end_sample) == (0, 0, 8)
+    assert book.next_step == 1
+
+
 def test_a_restored_checkpoint_undoes_later_steps() -> None:
     book, plan = book_of(), plan_of([8])
     book.grant(plan)

@@ -60,3 +60,11 @@ def test_an_unused_device_may_leave_and_a_new_one_may_come() -> None:
     judge(events, in_use={"a-0"}, checkpoint_step=None)
     with pytest.raises(LostWorkerError, match="device c-0 is gone"):
         judge(events, in_use={"a-0", "c-0"}, checkpoint_step=None)
+    judge(events, in_use={"a-0", "c-0"}, survives=True, checkpoint_step=None)
+
+
+def test_an_error_in_the_users_code_ends_the_run_whatever_else_it_survives() -> None:
+    """ray-project/ray#50640: retries without end pay for a bug of the user's own."""
+    events = (WorkerFailed("a-0", 7, "KeyError: 'x'", "File task.py, line 3"),)
+    with pytest.raises(UserCodeError):
+        judge(events, in_use={"a-0"}, survives=True, checkpoint_step=5)

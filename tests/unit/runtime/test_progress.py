@@ -51,6 +51,26 @@ def test_a_change_of_plan_keeps_whole_steps_and_forgets_half_ones() -> None:
     assert [r.generation for r in progress.take()] == [2]
 
 
+def test_a_step_that_all_who_are_left_applied_counts_with_the_reports_there_are() -> None:
+    progress = two_workers()
+    progress.report(report(0, "a"))
+    progress.settle(1)
+    assert progress.next_step == 1
+    assert [(r.step, r.device_id) for r in progress.take()] == [(0, "a")]
+    assert [len(reports) for reports in progress.fresh()] == [1]
+
+
+def test_steps_behind_a_checkpoint_are_reported_anew() -> None:
+    progress = two_workers()
+    for _ in range(2):
+        for step in range(3):
+            for device_id in ("a", "b"):
+                progress.report(report(step, device_id))
+        assert progress.next_step == 3
+        progress.rewind(1)
+    assert [r.step for r in progress.take()] == [0, 0, 1, 1, 2, 2, 1, 1, 2, 2]
+
+
 def test_a_checkpoint_is_whole_when_all_parts_are_there_and_its_steps_committed() -> None:
     progress = two_workers()
     first, second = (CheckpointFile(i, f"layer-{i:03d}", 1, "x") for i in range(2))

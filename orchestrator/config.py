@@ -101,7 +101,7 @@ class RunConfig(BaseModel):
         except ValidationError as error:
             raise ConfigError(_explain(error, source)) from None
         problems = check_supported(
-            config.training, config.cluster, config.budget, config.control, config.failure,
+            config.training, config.cluster, config.budget, config.control,
             config.emulation if "emulation" in data else None,
         )  # fmt: skip
         problems += range_problems(config.to_data())

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeGuard
 
 from orchestrator.control.backend import ClusterOptions, EmulatedEvent, EmulationOptions
-from orchestrator.control.recovery import FailureOptions
 from orchestrator.core.model import OptimizerOptions, TrainingOptions
 from orchestrator.core.schedule import SCHEDULES
 from orchestrator.errors import ConfigError
@@ -61,7 +60,6 @@ def check_supported(
     cluster: ClusterOptions,
     budget: BudgetOptions,
     control: ControlOptions,
-    failure: FailureOptions,
     emulation: EmulationOptions | None,
 ) -> list[str]:
     """Return what cannot be done as asked, one message each: dotted path, value, mend.
@@ -74,7 +72,6 @@ def check_supported(
         *_cluster_problems(cluster),
         *_limit_problems(budget.limits, cluster),
         *_strategy_problems(control.strategy),
-        *_failure_problems(failure),
     ]
     speedup = emulation.billing_speedup if emulation else 1.0
     if (slot_s := control.slot_s * speedup) > (horizon_s := 3600.0 * budget.horizon_hours):
@@ -90,8 +87,12 @@ def check_supported(
             f"emulation is only for cluster.source: emulated, and cluster.source is "
             f"{cluster.source}; remove the section"
         )
+    pools = {offer.pool: offer.count for offer in cluster.offers}
+    for event in emulation.events:
+        if event.pool in pools:
+            pools[event.pool] += event.joined
     for index, event in enumerate(emulation.events):
-        problems += _event_problems(f"emulation.events[{index}]", event, cluster)
+        problems += _event_problems(f"emulation.events[{index}]", event, pools)
     return problems
 
 
@@ -309,17 +310,9 @@ def _strategy_problems(strategy: str) -> Iterator[str]:
         yield f"control.strategy is {strategy!r}; {mend}"
 
 
-def _failure_problems(failure: FailureOptions) -> Iterator[str]:
-    """Preemptions are not told from failures yet: there is nothing to count against a budget."""
-    if failure.max_preemptions != FailureOptions().max_preemptions:
-        yield f"failure.max_preemptions is {failure.max_preemptions}: {NOT_YET}; remove it"
-
-
-def _event_problems(path: str, event: EmulatedEvent, cluster: ClusterOptions) -> Iterator[str]:
-    pools = {offer.pool: offer.count for offer in cluster.offers}
+def _event_problems(path: str, event: EmulatedEvent, pools: Mapping[str, int]) -> Iterator[str]:
+    """``pools``: how many devices each one ever has."""
     devices = [f"{pool}-{i}" for pool, count in pools.items() for i in range(count)]
-    if event.joined:
-        yield f"{path}.joined: {NOT_YET}; remove the event"
     if event.device is not None and event.device not in devices:
         yield f"{path}.device is {event.device!r}; known: {', '.join(devices)}"
     if event.pool is not None and event.pool not in pools:

@@ -220,6 +220,9 @@ class EmulatedEvent:
     joined: int = 0
     """So many devices join the pool."""
 
+    notice_s: float | None = None
+    """The device is announced to be taken away so many seconds later, and is."""
+
     def __post_init__(self) -> None:
         if self.at_step < 0:
             raise ValueError(f"at_step is {self.at_step}; it must not be negative")
@@ -230,6 +233,7 @@ class EmulatedEvent:
             "price_per_hour": self.price_per_hour is not None,
             "lost": self.lost,
             "joined": self.joined != 0,
+            "notice_s": self.notice_s is not None,
         }
         if sum(given.values()) != 1:
             raise ValueError(f"an event says one thing; write exactly one of {', '.join(given)}")
@@ -237,6 +241,8 @@ class EmulatedEvent:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} is {value}; it must be positive")
+        if self.notice_s is not None and not 0 <= self.notice_s < math.inf:
+            raise ValueError(f"notice_s is {self.notice_s}; write the seconds, 0 or more")
         if self.joined < 0:
             raise ValueError(f"joined is {self.joined}; it must be positive")
         if self.device is not None and (given["price_per_hour"] or given["joined"]):

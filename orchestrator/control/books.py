@@ -1,7 +1,7 @@
 """What a run knows of itself at a slot's end: cluster, bill, samples, queues, and warnings."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 
@@ -16,6 +16,7 @@ from orchestrator.core.durable import ControlState
 from orchestrator.core.model import ModelProfile, TrainingOptions
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import (
+    ClusterEvent,
     CommittedStep,
     Decision,
     DeviceLost,
@@ -51,6 +52,9 @@ class LoopOptions:
 
     max_failures: int = -1
     """How often the loss of devices in use is survived, over all lives of the run; -1: always."""
+
+    max_preemptions: int = -1
+    """The same for devices that were taken away."""
 
     seed: int = 0
 
@@ -99,7 +103,9 @@ class Books:
         self.num_replans = state.num_replans if state else 0
         self.num_skipped = state.num_skipped if state else 0
         self.num_failures = state.num_failures if state else 0
+        self.num_preemptions = state.num_preemptions if state else 0
         self.checkpoint_step = state.checkpoint_step if state else None
+        self._leaving: frozenset[str] = frozenset()
         self._first_look = True
         self._step_traffic: dict[int, tuple[Traffic, ...]] = {}  # of one step, by generation
         self._moving: tuple[Traffic, ...] = ()  # of the last change of plan, not yet billed
@@ -131,6 +137,7 @@ class Books:
         lasting, doubts = self.estimator.lasting_stragglers, self.estimator.doubts
         first_events = self._begin(observation) if self._first_look else ()
         now = self.estimator.update(observation, running.predicted, running.plan)
+        self._leaving = observation.leaving
         samples_before = self.leases.samples_committed
         undone = [e for e in observation.events if isinstance(e, Recovered) and e.num_undone]
         reached = max([observation.next_step, *(e.next_step + e.num_undone for e in undone)])
@@ -198,6 +205,23 @@ class Books:
             logger.warning("slot %s: %s: %s", self.slot, kind, text)
         return [self.scribe.note(kind, text) for kind, text in found]
 
+    def survives(self, events: Sequence[ClusterEvent], in_use: Collection[str]) -> bool:
+        """Count losses of devices in use; whether the budgets still cover them.
+
+        Devices lost in one slot count once; those that were taken away have a budget of
+        their own.
+        """
+        lost = [e for e in events if isinstance(e, DeviceLost) and e.device_id in in_use]
+        failed, preempted = not all(e.preempted for e in lost), any(e.preempted for e in lost)
+        options = self.options
+        used_up = (failed and 0 <= options.max_failures <= self.num_failures) or (
+            preempted and 0 <= options.max_preemptions <= self.num_preemptions
+        )
+        if not used_up:
+            self.num_failures += failed
+            self.num_preemptions += preempted
+        return not used_up
+
     def _begin(self, observation: Observation) -> tuple[RunEvent, ...]:
         """Start this life of the run where the backend stands, and say so."""
         self._first_look = False
@@ -224,12 +248,15 @@ class Books:
     # What is kept and shown ----------------------------------------------------------
 
     def plannable(self, incumbent: Plan | None) -> ClusterState:
-        """The cluster without devices that would be taken anew at a price nobody knows.
+        """The cluster without devices under notice, or of a price that nobody knows.
 
-        Those in use stay, at their pool's upper price, and so do those that are paid for
-        whether they are used or not.
+        Of the latter those in use stay, at their pool's upper price, and so do those that are
+        paid for whether they are used or not.
         """
         cluster, stale = self.estimator.cluster, self.estimator.stale_pools
+        if self._leaving:
+            staying = (d for d in cluster.devices if d.device_id not in self._leaving)
+            cluster = replace(cluster, devices=tuple(staying))
         if not stale:
             return cluster
         held = {hold.device_id for hold in self.ledger.holds}
@@ -279,6 +306,7 @@ class Books:
             num_replans=self.num_replans,
             num_skipped=self.num_skipped,
             num_failures=self.num_failures,
+            num_preemptions=self.num_preemptions,
             holds=self.ledger.holds,
             forgiven_usd=queues.forgiven_usd,
             slot_bill_max_usd=treasury.slot_bill_max_usd,

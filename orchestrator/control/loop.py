@@ -132,10 +132,9 @@ class ControlLoop:
             judge(
                 observation.events,
                 in_use=in_use,
-                survives=not 0 <= self.options.max_failures <= books.num_failures,
+                survives=books.survives(observation.events, in_use),
                 checkpoint_step=books.checkpoint_step,
             )
-            books.num_failures += bool(set(slot.lost) & set(in_use))
         except OrchestratorError as error:
             self.save(self._state())  # what was spent and done so far is not forgotten
             self._publish_last(slot, error.status, started_cpu_s)

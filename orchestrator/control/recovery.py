@@ -40,13 +40,17 @@ class FailureOptions:
     """YAML section ``failure``."""
 
     max_failures: int = 3
-    """Losses of workers that the run recovers from by itself, over all its lives; 0: the first one
-    ends it, resumable; -1: without end. Every device that is left is started anew and goes on from
-    the newest checkpoint."""
+    """How often the run recovers by itself from the loss of devices in use, over all its lives;
+    0: the first loss ends it, resumable; -1: without end. Devices lost at one moment count once."""
 
     max_preemptions: int = -1
-    """Preemptions that the run may go through; -1: without end. Only its default is supported in
-    this version."""
+    """The same for devices that were taken away: spot devices that vanish with their node, and any
+    device under notice. They never count as failures."""
+
+    notices: str | None = None
+    """File or URL that names devices about to be taken away, read every second: one JSON object of
+    device to seconds left, such as {"mid-0": 30}. Ray's own notices (a node that is drained) need
+    none."""
 
     timeout_s: float = 60.0
     """The one time-out; every other is derived from it and ordered."""

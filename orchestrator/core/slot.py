@@ -53,6 +53,7 @@ class DeviceLost:
 
     device_id: str
     reason: str
+    preempted: bool = False  # taken away, as spot devices are: no failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ class Observation:
     next_step: int  # the first step not yet committed
     devices: tuple[Device, ...]  # present now, as discovered (slowdown 1)
     checkpoint_step: int | None = None  # that the newest whole checkpoint goes on with
+    leaving: frozenset[str] = frozenset()  # present, but under notice: not to be planned with
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """RayBackend: runs the loop's plans on worker actors; the one door to the workers."""
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -8,8 +10,8 @@ from orchestrator.config import RunConfig
 from orchestrator.control.backend import Capabilities
 from orchestrator.control.leases import committed_step
 from orchestrator.control.persistence import CheckpointStore
+from orchestrator.control.quarantine import Quarantine
 from orchestrator.control.recovery import judge
-from orchestrator.core.cluster import Offer
 from orchestrator.core.durable import CheckpointFile, CheckpointManifest
 from orchestrator.core.plan import Move, Plan, step_range
 from orchestrator.core.schedule import SCHEDULES
@@ -17,18 +19,22 @@ from orchestrator.core.slot import (
     ClusterEvent,
     CommittedStep,
     Decision,
+    DeviceJoined,
     DeviceLost,
     Observation,
+    PreemptionNotice,
     Recovered,
     StepReport,
     WorkerFailed,
 )
 from orchestrator.errors import LostWorkerError
-from orchestrator.runtime.crew import Holders, Order
-from orchestrator.runtime.progress import Meter
+from orchestrator.runtime.crew import Boundary, Holders, Order
+from orchestrator.runtime.progress import Meter, RunClock
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.trouble import SYMPTOMS
 from orchestrator.runtime.watch import WAKE_S, Watch
+
+logger = logging.getLogger(__name__)
 
 
 class RayBackend:
@@ -42,7 +48,7 @@ class RayBackend:
         config: RunConfig,
         rig: Rig,
         *,
-        meter: Meter,
+        since_s: float = 0.0,
         restore: CheckpointManifest | None = None,
         on_step: Callable[[CommittedStep], None] = lambda _: None,
         before_checkpoint: Callable[[], None] = lambda: None,
@@ -52,8 +58,7 @@ class RayBackend:
         Args:
             config: The whole file.
             rig: Workers that are loaded and connected.
-            meter: Its clock runs from the first decision on; what an earlier life held is held
-                until this one's.
+            since_s: What the run's clock shows; it runs from the first decision on.
             restore: The checkpoint to go on from.
             on_step: Told of every step as soon as all workers have reported it; the loop's
                 own account follows at the end of the slot.
@@ -62,7 +67,7 @@ class RayBackend:
         """
         self._config, self._rig = config, rig
         self._crew, self._fleet = rig.crew, rig.crew.fleet
-        self._restore, self._meter = restore, meter
+        self._restore, self._meter = restore, Meter(RunClock(since_s))
         self._on_step, self._before_checkpoint = on_step, before_checkpoint
         self._timeouts = config.failure.timeouts
         self._checkpoints = CheckpointStore(
@@ -75,11 +80,13 @@ class RayBackend:
         self._holders: Holders = {}  # of its layers; empty: none yet
         self._run_until_s: float | None = None
         self._applied = False  # something was decided since the start, or since ``checkpoint``
-        self._told_offers = rig.cluster.offers
+        self._told_offers = rig.presence.offers()
         self._interrupted = threading.Event()
         self._events: list[ClusterEvent] = []  # not yet observed
-        self._reached_s: dict[int, float] = {}
-        self._slot_from_s = meter.clock.now_s()
+        self._devices = {device.device_id: device for device in rig.cluster.devices}
+        self._quarantine = Quarantine(config.control.slot_s)
+        self._sight = rig.presence.look(self._watch.progress.next_step, since_s)
+        self._slot_from_s = since_s
 
     @property
     def capabilities(self) -> Capabilities:
@@ -105,6 +112,7 @@ class RayBackend:
             events = self._watch.events()
             self._follow()
             self._take(events)
+            self._look_around()
         return self._observation()
 
     def apply(self, decision: Decision) -> None:
@@ -177,7 +185,7 @@ class RayBackend:
         stopped = self._interrupted.is_set() or (
             cap_s is not None and now_s >= cap_s - 2.0 * watch.step_s
         )
-        if self._offers() != self._told_offers:
+        if self._rig.presence.offers() != self._told_offers:
             return True
         if self._plan is None or self._plan.is_idle:
             return now_s >= end_s or stopped
@@ -200,14 +208,35 @@ class RayBackend:
         next_step = self._watch.progress.next_step
         for loss in self._watch.lost():
             self._meter.release(loss.device_id, self.now_s())
-            self._events.append(DeviceLost(loss.device_id, f"{loss.reason} (step {next_step})"))
-        if self._rig.truth is not None and self._plan is not None:
-            for event in self._rig.truth.events:
-                if event.at_step <= next_step:
-                    self._reached_s.setdefault(event.at_step, self.now_s())
-            for device_id in self._rig.truth.lost_at(next_step):
-                if device_id in self._fleet.device_ids:
-                    self._fleet.kill(device_id)
+            preempted = self._rig.presence.is_preemption(loss.device_id)
+            if not preempted:
+                self._quarantine.lost(loss.device_id, self.now_s())
+            reason = f"{loss.reason} (step {next_step})"
+            self._events.append(DeviceLost(loss.device_id, reason, preempted))
+
+    def _look_around(self) -> None:
+        """See who has come and who is about to go; start workers where there are none."""
+        now_s, fleet, before = self.now_s(), self._fleet, self._sight
+        sight = self._sight = self._rig.presence.look(self._watch.progress.next_step, now_s)
+        for device_id in fleet.device_ids:
+            if device_id not in sight.present:
+                fleet.kill(device_id)  # heard of as any other loss
+        for device_id in sight.leaving_s.keys() - before.leaving_s.keys():
+            self._events.append(PreemptionNotice(device_id, sight.leaving_s[device_id]))
+        for device_id in before.leaving_s.keys() & sight.present.keys() - sight.leaving_s.keys():
+            self._events.append(DeviceJoined(sight.present[device_id].device))  # called off
+        ready, losses = fleet.muster(self._timeouts.start_s)
+        for loss in losses:
+            logger.warning("device %s: %s", loss.device_id, loss.reason)
+            self._quarantine.lost(loss.device_id, now_s)
+        for device_id in ready:
+            self._watch.welcome(device_id)
+            self._devices[device_id] = sight.present[device_id].device
+            self._events.append(DeviceJoined(self._devices[device_id]))
+        known = {*fleet.device_ids, *fleet.recruited, *sight.leaving_s}
+        for device_id, present in sight.present.items():
+            if device_id not in known and not self._quarantine.holds(device_id, now_s):
+                self._crew.enlist(present.place)
 
     def _write_manifest(self, step: int, files: Sequence[CheckpointFile]) -> None:
         training = self._config.training
@@ -225,9 +254,9 @@ class RayBackend:
 
     def _observation(self) -> Observation:
         self._slot_from_s = now_s = self.now_s()
-        self._told_offers = self._offers()
+        self._told_offers = self._rig.presence.offers()
         events, self._events = tuple(self._events), []
-        gone = {loss.device_id for loss in self._fleet.losses}
+        there = self._sight.present.keys() & set(self._fleet.device_ids)
         return Observation(
             now_s=now_s,
             usage=self._meter.cut(now_s),
@@ -235,14 +264,10 @@ class RayBackend:
             events=events,
             offers=self._told_offers,
             next_step=self._watch.progress.next_step,
-            devices=tuple(d for d in self._rig.cluster.devices if d.device_id not in gone),
+            devices=tuple(d for d in self._devices.values() if d.device_id in there),
+            leaving=frozenset(self._sight.leaving_s),
             checkpoint_step=self._manifest.step if self._manifest else None,
         )
-
-    def _offers(self) -> tuple[Offer, ...]:
-        if self._rig.truth is None:
-            return self._rig.cluster.offers
-        return self._rig.truth.offers_at(self._watch.progress.next_step, self._reached_s)
 
     # At a step boundary --------------------------------------------------------------
 
@@ -312,7 +337,7 @@ class RayBackend:
             LostWorkerError: If nobody is left.
         """
         started_s, progress = self.now_s(), self._watch.progress
-        boundary = self._crew.regroup(self._watch)
+        boundary = self._crew.regroup(self._watch) or self._await_anybody()
         source: Literal["replica", "checkpoint", "start"] = "replica"
         if self._holders:
             progress.settle(boundary.next_step)
@@ -326,6 +351,26 @@ class RayBackend:
             took_s, num_undone = self.now_s() - started_s, reached - progress.next_step
             self._events.append(Recovered(progress.next_step, source, num_undone, took_s))
         self._plan = None
+
+    def _await_anybody(self) -> Boundary:
+        """Wait until a lost device has a new worker: nobody else is left.
+
+        Raises:
+            LostWorkerError: If none is ready in time.
+        """
+        self._follow()
+        deadline_s = time.monotonic() + self._timeouts.start_s
+        while time.monotonic() < deadline_s:
+            self._look_around()
+            if self._fleet.device_ids and (boundary := self._crew.regroup(self._watch)):
+                return boundary
+            if not self._fleet.recruited:
+                break
+            time.sleep(WAKE_S)
+        raise LostWorkerError(
+            "every worker is lost, and none came back; the same command resumes at step "
+            f"{self._manifest.step if self._manifest else 0}"
+        )
 
     def _rewind(self) -> Literal["checkpoint", "start"]:
         """Let every worker forget its layers; the next plan restores them."""

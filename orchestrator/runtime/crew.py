@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 
@@ -15,7 +15,8 @@ from orchestrator.core.durable import CheckpointFile, CheckpointManifest
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Move, Plan
 from orchestrator.errors import LostWorkerError
-from orchestrator.runtime.fleet import LINGER_S, Answer, Fleet, Place
+from orchestrator.runtime.actors import Place
+from orchestrator.runtime.fleet import LINGER_S, Answer, Fleet
 from orchestrator.runtime.truth import StageTruth
 from orchestrator.runtime.watch import Watch
 from workers.actor import WorkerActor
@@ -86,7 +87,8 @@ class Crew:
         """
         self._timeouts = config.failure.timeouts
         self._shares_clock = config.cluster.source == "emulated"
-        self._specs = _specs(config, places, working_dir)
+        self._config, self._working_dir = config, working_dir
+        self._places = {place.device_id: place for place in places}
 
         def arguments(place: Place) -> tuple[object, ...]:
             return place.device_id, _log_path(config, place.device_id), num_threads
@@ -185,15 +187,22 @@ class Crew:
         )
         return tuple(file for part in parts.values() for file in part.files)
 
+    # Coming and going ----------------------------------------------------------------
+
+    def enlist(self, place: Place) -> None:
+        """Start a worker on a device that has none; nobody waits for it."""
+        self._places[place.device_id] = place
+        self.fleet.enlist(place, self._spec(place))
+
     # After a fault -------------------------------------------------------------------
 
-    def regroup(self, watch: Watch) -> Boundary:
-        """Bring whoever is left to one step boundary, and join them again.
+    def regroup(self, watch: Watch) -> Boundary | None:
+        """Bring whoever is left to one step boundary, and join them again; None: nobody is left.
 
         A step that any of them has applied is applied by all, any other by none.
 
         Raises:
-            LostWorkerError: If nobody is left, or those who are do not find each other.
+            LostWorkerError: If those who are left do not find each other.
         """
         attempts = ATTEMPTS
         while attempts:
@@ -202,7 +211,7 @@ class Crew:
             watch.drain()
             standings = self._ask(watch, "standing", Standing)
             if not standings:
-                raise LostWorkerError("no worker is left")
+                return None
             step, verdict = last_applied(standings)
             self._ask(watch, "settle", NoneType, step, verdict)
             each = self._addresses()
@@ -254,7 +263,21 @@ class Crew:
         }
 
     def _loads(self) -> dict[str, tuple[object, ...]]:
-        return {device_id: (self._specs[device_id],) for device_id in self.fleet.device_ids}
+        return {d: (self._spec(self._places[d]),) for d in self.fleet.device_ids}
+
+    def _spec(self, place: Place) -> WorkerSpec:
+        """What a worker needs to import the user's task and split the model."""
+        training = self._config.training
+        return WorkerSpec(
+            task=training.task,
+            task_args=training.task_args,
+            options=training,
+            seed=self._config.run.seed,
+            run_url=self._config.run.run_url,
+            timeout_s=self._timeouts.receive_s,
+            working_dir=self._working_dir,
+            device="cuda" if place.num_gpus else "cpu",
+        )
 
 
 def last_applied(standings: Mapping[str, Standing]) -> tuple[int, Verdict | None]:
@@ -288,24 +311,6 @@ def _emulation(stages: Mapping[str, StageTruth] | None) -> Mapping[str, Emulated
             slowdowns=stage.slowdowns,
         )
         for device_id, stage in stages.items()
-    }
-
-
-def _specs(config: RunConfig, places: Sequence[Place], working_dir: str) -> dict[str, WorkerSpec]:
-    """What each worker needs to import the user's task and split the model, by device."""
-    training = config.training
-    spec = WorkerSpec(
-        task=training.task,
-        task_args=training.task_args,
-        options=training,
-        seed=config.run.seed,
-        run_url=config.run.run_url,
-        timeout_s=config.failure.timeouts.receive_s,
-        working_dir=working_dir,
-    )
-    return {
-        place.device_id: replace(spec, device="cuda" if place.num_gpus else "cpu")
-        for place in places
     }
 
 

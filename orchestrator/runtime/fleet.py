@@ -1,21 +1,15 @@
 """The worker actors of a run: started in parallel, asked together, heard in one place."""
 
 import logging
-import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.core.durable import CheckpointFile
-from orchestrator.core.slot import StepReport, WorkerFailed
 from orchestrator.errors import LostWorkerError, OrchestratorError
+from orchestrator.runtime.actors import Greeting, Member, News, Place, Recruit, start_actor
 from orchestrator.runtime.trouble import SYMPTOMS, Loss
 
 logger = logging.getLogger(__name__)
@@ -36,56 +30,6 @@ _OURS, _DEAD, _OWN, _SILENT, _SYMPTOM = range(5)
 """How far an error is from the cause of many: the least is the one to tell."""
 
 Answer = TypeVar("Answer")
-
-
-class Greeting(Protocol):
-    """What a worker says of its process."""
-
-    @property
-    def pid(self) -> int:
-        """Its process."""
-
-    @property
-    def ray_node_id(self) -> str:
-        """The node it runs on."""
-
-
-class News(Protocol):
-    """What a worker has to say since it was last asked."""
-
-    @property
-    def reports(self) -> tuple[StepReport, ...]:
-        """Of its steps."""
-
-    @property
-    def parts(self) -> tuple[tuple[int, tuple[CheckpointFile, ...]], ...]:
-        """(step, files) of the checkpoints it took part in."""
-
-    @property
-    def failure(self) -> WorkerFailed | None:
-        """Why it stopped, when it failed."""
-
-    @property
-    def ended_before(self) -> int | None:
-        """The step before which it stands, when it stopped as asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a device's worker starts; no Ray node: anywhere."""
-
-    device_id: str
-    ray_node_id: str | None = None
-    num_gpus: int = 0
-
-
-@dataclass(slots=True)
-class _Member:
-    actor: ActorHandle[Any]
-    greeting: Greeting | None = None
-    poll: "ray.ObjectRef[Any] | None" = None
-    asked_s: float = 0.0
-    lost: str | None = None
 
 
 class Fleet:
@@ -109,18 +53,12 @@ class Fleet:
             linger_s: How long a worker gathers reports before it sends them.
         """
         self._linger_s = linger_s
-        self._members: dict[str, _Member] = {}
-        self._kept: list[object] = []
-        for place in places:
-            # A bare actor that costs no CPU slot: Ray must never wait for room it does not need.
-            remote: Any = _ray.remote(
-                num_cpus=0,
-                num_gpus=place.num_gpus,
-                max_restarts=0,
-                max_concurrency=8,
-                **_where(place.ray_node_id),
-            )(actor_class)
-            self._members[place.device_id] = _Member(remote.remote(*arguments(place)))
+        self._actor_class, self._arguments = actor_class, arguments
+        self._members = {place.device_id: self._start(place) for place in places}
+        self._recruits: dict[str, Recruit] = {}
+
+    def _start(self, place: Place) -> Member:
+        return start_actor(self._actor_class, place, self._arguments(place))
 
     @property
     def device_ids(self) -> tuple[str, ...]:
@@ -296,18 +234,45 @@ class Fleet:
 
     def kill(self, device_id: str) -> None:
         """End one worker's process at once, on whatever node it is."""
-        member = self._members[device_id]
-        if member.greeting is None:
-            ray.kill(member.actor)
-        elif member.greeting.ray_node_id == ray.get_runtime_context().get_node_id():
-            _kill_process(member.greeting.pid)
-        else:
-            killer = ray.remote(num_cpus=0, **_where(member.greeting.ray_node_id))(_kill_process)
-            killer.remote(member.greeting.pid)
+        self._members[device_id].kill()
 
-    def keep(self, served: object) -> None:
-        """Keep something alive as long as the fleet: the store that its workers meet in."""
-        self._kept.append(served)
+    def enlist(self, place: Place, *arguments: object) -> None:
+        """Start one more worker and have it load; it belongs to the fleet once it is ready."""
+        member = self._start(place)
+        actor: Any = member.actor
+        answers = actor.hello.remote(), actor.load.remote(*arguments)
+        self._recruits[place.device_id] = Recruit(member, answers, time.monotonic())
+
+    @property
+    def recruited(self) -> frozenset[str]:
+        """Devices whose workers are being started."""
+        return frozenset(self._recruits)
+
+    def muster(self, longest_s: float) -> tuple[tuple[str, ...], tuple[Loss, ...]]:
+        """Return who has become ready, and who did not make it within ``longest_s``; no waiting."""
+        ready, losses = [], []
+        for device_id, recruit in tuple(self._recruits.items()):
+            done, _ = ray.wait(list(recruit.answers), num_returns=2, timeout=0)
+            reason = ""
+            if len(done) == 2:
+                try:
+                    recruit.member.greeting = ray.get(recruit.answers[0])
+                    ray.get(recruit.answers[1])
+                except (RayTaskError, RayActorError) as error:
+                    reason = f"its new worker failed: {str(error).splitlines()[-1]}"
+            elif time.monotonic() - recruit.started_s > longest_s:
+                reason = f"its new worker was not ready within {longest_s:.0f} s"
+            else:
+                continue
+            del self._recruits[device_id]
+            if reason:
+                ray.kill(recruit.member.actor)
+                losses.append(Loss(device_id, reason))
+            else:
+                self._members.pop(device_id, None)  # the lost one; the new one ranks last
+                self._members[device_id] = recruit.member
+                ready.append(device_id)
+        return tuple(ready), tuple(losses)
 
     def close(self, timeout_s: float) -> None:
         """Let every worker close its sockets, then end the processes. Safe to call twice."""
@@ -318,6 +283,9 @@ class Fleet:
         for member in living:
             ray.kill(member.actor)
             member.lost = CLOSED
+        for recruit in self._recruits.values():
+            ray.kill(recruit.member.actor)
+        self._recruits.clear()
 
     def _explain(
         self, error: RayTaskError | RayActorError, device_id: str, method: str
@@ -338,22 +306,9 @@ class Fleet:
         )
 
 
-def _where(ray_node_id: str | None) -> dict[str, Any]:
-    if ray_node_id is None:
-        return {}
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(ray_node_id, soft=False)}
-
-
 def _no_answer(device_ids: Iterable[str], method: str, timeout_s: float) -> LostWorkerError:
     names = sorted(device_ids)
     return LostWorkerError(
         f"device{'s' * (len(names) > 1)} {', '.join(names)} did not answer {method!r} within "
         f"{timeout_s:.0f} s; raise failure.timeout_s if the machine is only slow"
     )
-
-
-def _kill_process(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        logger.info("process %s had ended already", pid)

@@ -21,14 +21,13 @@ from orchestrator.core.slot import (
     SlotRecord,
     first_problem,
 )
-from orchestrator.errors import LostWorkerError, OrchestratorError
+from orchestrator.errors import OrchestratorError
 from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.reports.records import slot_json
 from orchestrator.runtime.backend import RayBackend
 from orchestrator.runtime.compare import Comparison, entries, measure
 from orchestrator.runtime.crew import send_output
 from orchestrator.runtime.news import Comparing, Cursor, HeadNews
-from orchestrator.runtime.progress import Meter, RunClock
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.setup import set_up
 from orchestrator.strategies.registry import make_strategy
@@ -66,7 +65,6 @@ class Head:
         self._events: list[RunEvent] = []
         self._stop_reason: str | None = None
         self._backend: RayBackend | None = None
-        self._meter: Meter | None = None
 
     def run(self, comparing: Comparing | None = None) -> Outcome:
         """Train to the end; every file of the run is written when this returns or raises.
@@ -110,29 +108,6 @@ class Head:
             self._backend.interrupt()
 
     def _run(self, comparing: Comparing | None) -> Outcome:
-        """One life after another, each from the newest checkpoint, until one ends by itself."""
-        while True:
-            try:
-                return self._live(comparing)
-            except LostWorkerError as error:
-                self._recover(error)
-
-    def _recover(self, error: LostWorkerError) -> None:
-        """Make ready for another life: whoever is left is started anew, and billed meanwhile.
-
-        Raises:
-            LostWorkerError: The same, if the budget of failures is used up or nothing ran yet.
-        """
-        state, most = self._store.load_state(), self._config.failure.max_failures
-        if self._backend is None or state is None or 0 <= most <= state.num_failures:
-            raise error
-        count = state.num_failures + 1
-        self._say(f"recovering from failure {count}{f' of {most}' * (most > 0)}: {error}")
-        self._backend.close()
-        self._write_steps()
-        self._store.save_state(replace(state, num_failures=count))
-
-    def _live(self, comparing: Comparing | None) -> Outcome:
         # The driver imports this module, too; here CVXPY is loaded before a slot waits for it.
         from orchestrator.planning.program import SlotProgram  # noqa: PLC0415 - as above
 
@@ -140,11 +115,10 @@ class Head:
         self._store.rewind_steps(manifest.step if manifest else 0)
         next_step = state.next_step if state else 0
         rig = set_up(self._config, self._working_dir, self._say, next_step=next_step)
-        self._meter = self._meter or Meter(RunClock(state.time_s if state else 0.0))
         self._backend = backend = RayBackend(
             self._config,
             rig,
-            meter=self._meter,
+            since_s=state.time_s if state else 0.0,
             restore=manifest,
             on_step=self._steps.append,
             before_checkpoint=self._write_steps,
@@ -218,6 +192,7 @@ class Head:
             num_steps=rig.num_steps,
             num_samples=rig.num_samples,
             max_failures=config.failure.max_failures,
+            max_preemptions=config.failure.max_preemptions,
             seed=config.run.seed,
         )
 
@@ -281,7 +256,7 @@ class Head:
                 "budget_per_hour_usd": self._config.budget.average_per_hour_usd,
                 "billed_hours": billed_h,
                 "replans": state.num_replans if state else 0,
-                "recoveries": state.num_failures if state else 0,
+                "recoveries": state.num_failures + state.num_preemptions if state else 0,
                 "versions": {name: version(name) for name in ("lyray", "ray", "torch")},
             }
         )

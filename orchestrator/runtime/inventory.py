@@ -1,7 +1,7 @@
 """Which devices a Ray cluster has: nodes, labels and accelerator types become priced devices."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from orchestrator.control.backend import ClusterOptions, OfferOptions
 from orchestrator.errors import ConfigError
@@ -47,6 +47,28 @@ class FoundDevice:
     num_gpus: int
 
 
+@dataclass(slots=True)
+class Numbering:
+    """Which place in its pool each Ray node has: a node keeps its own while it is there.
+
+    A node that comes for one that went takes the lowest free place, and with it the names of
+    its devices: names do not pile up, however often spot nodes are replaced.
+    """
+
+    _places: dict[str, dict[str, int]] = field(default_factory=dict)  # by pool, by Ray node
+
+    def place(self, pool: str, present: Sequence[str]) -> dict[str, int]:
+        """Places of the nodes of a pool that are there now, by Ray node id."""
+        known = self._places.get(pool, {})
+        places = {node: known[node] for node in present if node in known}
+        free = (i for i in range(len(known) + len(present) + 1) if i not in places.values())
+        for node in present:
+            if node not in places:
+                places[node] = next(free)
+        self._places[pool] = places
+        return places
+
+
 def found_nodes(nodes: Iterable[Mapping[str, object]]) -> tuple[FoundNode, ...]:
     """Return the nodes that offer devices, from dictionaries as ``ray.nodes()`` returns them.
 
@@ -87,9 +109,14 @@ def found_nodes(nodes: Iterable[Mapping[str, object]]) -> tuple[FoundNode, ...]:
 
 
 def price_nodes(
-    nodes: Sequence[FoundNode], options: ClusterOptions
+    nodes: Sequence[FoundNode], options: ClusterOptions, numbering: Numbering | None = None
 ) -> tuple[ClusterOptions, tuple[FoundDevice, ...]]:
     """Match found nodes with the offers that price them.
+
+    Args:
+        nodes: What is there.
+        options: The offers.
+        numbering: Remembers the names, where nodes may come and go later.
 
     Returns:
         The options with each offer's ``count`` and ``devices_per_node`` as found (offers
@@ -107,7 +134,8 @@ def price_nodes(
     by_pool: dict[str, list[FoundNode]] = {}
     for node in nodes:
         by_pool.setdefault(_offer_of(node, options.offers).pool, []).append(node)
-    offers, devices = [], []
+    offers: list[OfferOptions] = []
+    devices: list[FoundDevice] = []
     for offer in options.offers:
         members = by_pool.get(offer.pool, [])
         if not members:
@@ -119,18 +147,58 @@ def price_nodes(
                 f"nodes of unlike size pools of their own (label {POOL_LABEL}, cluster.offers)"
             )
         offers.append(_as_found(offer, members))
-        places = [(j, node) for j, node in enumerate(members) for _ in range(node.num_devices)]
-        devices += [
-            FoundDevice(
-                device_id=f"{offer.pool}-{i}",
-                pool=offer.pool,
-                node_id=f"{offer.pool}-node{j}",
+        devices += _devices(offer.pool, members, numbering or Numbering())
+    return replace(options, offers=tuple(offers)), tuple(devices)
+
+
+def number_nodes(
+    nodes: Sequence[FoundNode],
+    options: ClusterOptions,
+    numbering: Numbering,
+    refuse: Callable[[str], None],
+) -> tuple[FoundDevice, ...]:
+    """The devices of a cluster that has changed; those in use before keep their names.
+
+    Args:
+        nodes: What is there now.
+        options: As ``price_nodes`` returned them at the start.
+        numbering: As it left them.
+        refuse: Told of nodes that cannot be used, and why: a running job does not end for it.
+    """
+    by_pool: dict[str, list[FoundNode]] = {}
+    for node in nodes:
+        try:
+            offer = _offer_of(node, options.offers)
+        except ConfigError as error:
+            refuse(str(error))
+            continue
+        if node.num_devices != offer.devices_per_node:
+            refuse(
+                f"Ray node {node.name} has {node.num_devices} devices, the others of pool "
+                f"{offer.pool!r} have {offer.devices_per_node}"
+            )
+            continue
+        by_pool.setdefault(offer.pool, []).append(node)
+    return tuple(
+        device for pool, members in by_pool.items() for device in _devices(pool, members, numbering)
+    )
+
+
+def _devices(
+    pool: str, members: Sequence[FoundNode], numbering: Numbering
+) -> Iterable[FoundDevice]:
+    """The devices of a pool whose nodes are all alike."""
+    places = numbering.place(pool, [node.ray_node_id for node in members])
+    for node in sorted(members, key=lambda member: places[member.ray_node_id]):
+        place = places[node.ray_node_id]
+        for i in range(node.num_devices):
+            yield FoundDevice(
+                device_id=f"{pool}-{place * node.num_devices + i}",
+                pool=pool,
+                node_id=f"{pool}-node{place}",
                 ray_node_id=node.ray_node_id,
                 num_gpus=1 if node.num_gpus else 0,
             )
-            for i, (j, node) in enumerate(places)
-        ]
-    return replace(options, offers=tuple(offers)), tuple(devices)
 
 
 def _offer_of(node: FoundNode, offers: Sequence[OfferOptions]) -> OfferOptions:

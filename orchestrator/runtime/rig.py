@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.model import ModelProfile
 from orchestrator.runtime.crew import Crew
+from orchestrator.runtime.presence import Presence
 from orchestrator.runtime.truth import EmulatedTruth
 
 
@@ -17,6 +18,9 @@ class Rig:
     """What is present, at the prices of the start."""
 
     model: ModelProfile
+    presence: Presence
+    """Looks at the cluster while the run goes on."""
+
     truth: EmulatedTruth | None
     """The emulated cluster; None where devices are real."""
 

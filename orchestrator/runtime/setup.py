@@ -4,24 +4,26 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 
 from orchestrator import storage
 from orchestrator.config import RunConfig
-from orchestrator.control.backend import ClusterOptions
+from orchestrator.control.backend import ClusterOptions, EmulatedEvent
 from orchestrator.control.pools import build_cluster, run_figures
 from orchestrator.core.model import ModelProfile, profile_to_json
 from orchestrator.errors import ConfigError, InfeasibleError
 from orchestrator.inputs import read_profile
+from orchestrator.runtime.actors import Place
 from orchestrator.runtime.crew import Crew
-from orchestrator.runtime.fleet import Place
-from orchestrator.runtime.inventory import found_nodes, price_nodes
+from orchestrator.runtime.inventory import Numbering, found_nodes, price_nodes
+from orchestrator.runtime.notices import NoticeBoard
+from orchestrator.runtime.presence import EmulatedPresence, Presence, RayPresence
 from orchestrator.runtime.rig import Rig
-from orchestrator.runtime.truth import EmulatedTruth, lost_by
+from orchestrator.runtime.truth import EmulatedTruth, present_by
 
 logger = logging.getLogger(__name__)
 
@@ -31,24 +33,53 @@ PROFILE_FILE = "profile.json"
 """What was measured, beside the run's other files: a resumed run plans with the same figures."""
 
 
-def find_devices(config: RunConfig) -> tuple[ClusterOptions, tuple[Place, ...]]:
-    """The offers as they are there, and where each device's worker starts.
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Devices as they are there at the start: the offers, and where each worker starts."""
+
+    options: ClusterOptions
+    places: tuple[Place, ...]
+    numbering: Numbering
+
+
+def find_devices(config: RunConfig, next_step: int = 0) -> _Found:
+    """Look for devices; of an emulated cluster's, those that events leave at ``next_step``.
 
     Raises:
         ConfigError: If the file describes a cluster that nothing can run on, or a found
             device has no price.
+        InfeasibleError: If no device is left.
     """
+    numbering = Numbering()
     if config.cluster.source == "emulated":
-        here = ray.get_runtime_context().get_node_id()  # one machine: one clock
-        devices = build_cluster(config.cluster).devices
-        return config.cluster, tuple(Place(device.device_id, here) for device in devices)
+        options = _with_joining(config.cluster, config.emulation.events)
+        devices = build_cluster(options).devices
+        there = present_by(config.emulation.events, devices, next_step)
+        if not there:
+            raise InfeasibleError("every device is lost; offer further ones, or start another run")
+        return _Found(options, tuple(Place(d, _here()) for d in there), numbering)
     if config.cluster.source == "ray":
-        options, found = price_nodes(found_nodes(_ray.nodes()), config.cluster)
-        return options, tuple(Place(d.device_id, d.ray_node_id, d.num_gpus) for d in found)
+        options, found = price_nodes(found_nodes(_ray.nodes()), config.cluster, numbering)
+        places = tuple(Place(d.device_id, d.ray_node_id, d.num_gpus) for d in found)
+        return _Found(options, places, numbering)
     raise ConfigError(
         "cluster.source is 'file', which is for lyray plan and lyray simulate; "
         "write emulated or ray to train"
     )
+
+
+def _here() -> str:
+    """The Ray node of this process: emulated devices share one machine, and one clock."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _with_joining(options: ClusterOptions, events: Sequence[EmulatedEvent]) -> ClusterOptions:
+    """The offers with every device that ever joins them."""
+    joining = Counter[str]()
+    for event in events:
+        joining[event.pool or ""] += event.joined
+    offers = (replace(o, count=o.count + joining[o.pool]) for o in options.offers)
+    return replace(options, offers=tuple(offers))
 
 
 def set_up(
@@ -60,51 +91,55 @@ def set_up(
         config: The whole file.
         working_dir: Where the user's task is imported from.
         say: Takes one line on what is being done.
-        next_step: How far the run has come: emulated devices that are lost by then stay away.
+        next_step: How far the run has come.
 
     Raises:
         InfeasibleError: If no device is left.
         OrchestratorError: Whatever keeps the run from starting; started workers stay for the
             caller's ``Fleet.close``, or die with this process.
     """
-    options, places = find_devices(config)
-    gone = lost_by(config.emulation.events, build_cluster(options).devices, next_step)
-    places = tuple(place for place in places if place.device_id not in gone)
-    if not places:
-        raise InfeasibleError("every device is lost; offer further ones, or start another run")
+    found = find_devices(config, next_step)
     emulated = config.cluster.source == "emulated"
-    say(f"starting {len(places)} workers, which load the task")
+    say(f"starting {len(found.places)} workers, which load the task")
     crew = Crew(
         config,
-        places,
+        found.places,
         working_dir,
         host="127.0.0.1" if emulated else _ray.util.get_node_ip_address(),
-        num_threads=1 if emulated else _threads(places),
+        num_threads=1 if emulated else _threads(found.places),
     )
     dataset_samples = crew.get_ready()
     say("measuring the model")
-    measured = _measured(config, crew, options)
+    measured = _measured(config, crew, found.options)
     num_samples = config.training.num_samples(dataset_samples)
-    cluster, model = run_figures(
-        options,
+    everything, model = run_figures(
+        found.options,
         config.emulation,
         config.training,
         measured,
         num_cores=len(os.sched_getaffinity(0)),
     )
-    devices = tuple(d for d in cluster.devices if d.device_id not in gone)
-    cluster = replace(cluster, devices=devices)
+    there = {place.device_id for place in found.places}
+    devices = tuple(d for d in everything.devices if d.device_id in there)
+    cluster = replace(everything, devices=devices)
     truth = EmulatedTruth(
-        cluster=cluster,
+        cluster=everything,
         model=model,
         training=config.training,
         events=config.emulation.events,
         billing_speedup=config.emulation.billing_speedup,
     )
+    board = NoticeBoard(config.failure.notices)
+    presence: Presence = (
+        EmulatedPresence(truth, _here(), board)
+        if emulated
+        else RayPresence(found.options, cluster, found.numbering, board)
+    )
     return Rig(
         crew=crew,
         cluster=cluster,
         model=model,
+        presence=presence,
         truth=truth if emulated else None,
         num_steps=math.ceil(num_samples / config.training.global_batch),
         num_samples=num_samples,

@@ -1,5 +1,6 @@
 """What an emulated cluster really does: true durations, slow-downs and prices, by step."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,8 @@ class EmulatedTruth:
     """The cluster as configured, the emulated times, and what happens to it at which step."""
 
     cluster: ClusterState
+    """With every device that is ever there; ``present_at`` says which are."""
+
     model: ModelProfile
     training: TrainingOptions
     events: tuple[EmulatedEvent, ...] = ()
@@ -39,8 +42,7 @@ class EmulatedTruth:
         found = [
             (event.at_step, 1.0 / event.speed_ratio)
             for event in self.events
-            if event.speed_ratio is not None
-            and (event.device == device_id or (event.device is None and event.pool == device.pool))
+            if event.speed_ratio is not None and _touches(event, device)
         ]
         return tuple(sorted(found, key=lambda step_slowdown: step_slowdown[0]))
 
@@ -48,9 +50,22 @@ class EmulatedTruth:
         """How much slower than normal a device is in a step."""
         return next((s for at, s in reversed(self.slowdowns(device_id)) if at <= step), 1.0)
 
-    def lost_at(self, step: int) -> tuple[str, ...]:
-        """Devices that are gone once ``step`` is the next one to run."""
-        return lost_by(self.events, self.cluster.devices, step)
+    def present_at(self, step: int) -> tuple[str, ...]:
+        """Devices that are there once ``step`` is the next one to run."""
+        return present_by(self.events, self.cluster.devices, step)
+
+    def leaving(self, reached_s: Mapping[int, float]) -> dict[str, float]:
+        """Devices under notice, and when they are taken away, on the run's clock.
+
+        ``reached_s``: event step to the time at which it came next.
+        """
+        return {
+            device.device_id: reached_s[event.at_step] + event.notice_s
+            for event in self.events
+            if event.notice_s is not None and event.at_step in reached_s
+            for device in self.cluster.devices
+            if _touches(event, device)
+        }
 
     def offers_at(self, step: int, reached_s: Mapping[int, float]) -> tuple[Offer, ...]:
         """Prices in force once ``step`` is the next one to run.
@@ -119,17 +134,41 @@ class EmulatedTruth:
         )
 
 
-def lost_by(
+def present_by(
     events: Sequence[EmulatedEvent], devices: Sequence[Device], step: int
 ) -> tuple[str, ...]:
-    """Devices that events have taken once ``step`` is the next one to run."""
-    return tuple(
-        device.device_id
-        for event in events
-        if event.lost and event.at_step <= step
-        for device in devices
-        if event.device == device.device_id or (event.device is None and event.pool == device.pool)
-    )
+    """Devices that are there once ``step`` is the next one to run.
+
+    Args:
+        events: In any order; what joins a pool are its last devices, in their order.
+        devices: All that are ever there.
+        step: How far the run has come.
+    """
+    joining = Counter[str]()
+    for event in events:
+        joining[event.pool or ""] += event.joined
+    pools: dict[str, list[str]] = {}
+    for device in devices:
+        pools.setdefault(device.pool, []).append(device.device_id)
+    there = {pool: ids[: len(ids) - joining[pool]] for pool, ids in pools.items()}
+    waiting = {pool: ids[len(ids) - joining[pool] :] for pool, ids in pools.items()}
+    for event in sorted(events, key=lambda e: e.at_step):
+        if event.at_step > step:
+            break
+        if event.pool is not None and event.joined:
+            there[event.pool] += waiting[event.pool][: event.joined]
+            del waiting[event.pool][: event.joined]
+        if event.lost:
+            for pool, ids in there.items():
+                there[pool] = [
+                    d for d in ids if event.device != d and (event.device or event.pool != pool)
+                ]
+    present = {device_id for ids in there.values() for device_id in ids}
+    return tuple(device.device_id for device in devices if device.device_id in present)
+
+
+def _touches(event: EmulatedEvent, device: Device) -> bool:
+    return event.device == device.device_id or (event.device is None and event.pool == device.pool)
 
 
 def _sizes(group: Group) -> Iterable[int]:

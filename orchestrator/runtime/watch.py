@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from orchestrator.control.recovery import Timeouts
 from orchestrator.core.slot import ClusterEvent
 from orchestrator.errors import LostWorkerError
-from orchestrator.runtime.fleet import SILENT_S, Fleet, News
+from orchestrator.runtime.actors import News
+from orchestrator.runtime.fleet import SILENT_S, Fleet
 from orchestrator.runtime.progress import Progress, window_steps
 from orchestrator.runtime.trouble import Loss, Trouble
 
@@ -155,6 +156,10 @@ class Watch:
         """Take note of workers that are gone already."""
         for loss in losses:
             self._lose(loss)
+
+    def welcome(self, device_id: str) -> None:
+        """A device that was lost has a new worker, which can be lost again."""
+        self._gone.discard(device_id)
 
     def lost(self) -> tuple[Loss, ...]:
         """Devices lost since the last call."""

@@ -11,8 +11,10 @@ import ray
 
 from orchestrator.core.slot import WorkerFailed
 from orchestrator.errors import LostWorkerError, UserCodeError
-from orchestrator.runtime.fleet import Fleet, Place
+from orchestrator.runtime.actors import Place
+from orchestrator.runtime.fleet import Fleet
 from orchestrator.runtime.session import ray_session
+from orchestrator.runtime.trouble import Loss
 from tests.runtime.processes import stays_alive
 
 pytestmark = pytest.mark.runtime
@@ -40,6 +42,10 @@ class FakeWorker:
     def __init__(self, device_id: str) -> None:
         self._device_id = device_id
 
+    def load(self, what: str) -> None:
+        if what != "model":
+            raise ValueError(f"no {what}")
+
     def hello(self) -> Hello:
         return Hello(os.getpid(), ray.get_runtime_context().get_node_id())
 
@@ -52,6 +58,14 @@ class FakeWorker:
             time.sleep(0.3)
             raise UserCodeError("loss raised ValueError: no", "Traceback of the user")
         raise RuntimeError(f"lost contact with {first}: closed")
+
+    def misbehave(self) -> str:
+        if self._device_id == "a-0":
+            raise RuntimeError("lost contact with c-0: closed")
+        if self._device_id == "b-0":
+            raise MemoryError("too large")
+        time.sleep(60.0)
+        return "late"
 
     def nap(self, seconds: float) -> str:
         time.sleep(seconds)
@@ -130,3 +144,50 @@ def test_a_stopped_process_is_ended_once_it_is_silent_for_too_long(fleet: Fleet)
     assert [loss.device_id for loss in lost] == ["c-0"]
     assert "answered nothing for" in lost[0].reason
     assert not stays_alive(greeting.pid)
+
+
+def muster(fleet: Fleet, longest_s: float = 60.0) -> tuple[tuple[str, ...], tuple[Loss, ...]]:
+    """Wait for the next who is ready or does not make it."""
+    deadline_s = time.monotonic() + 60.0
+    while time.monotonic() < deadline_s:
+        ready, losses = fleet.muster(longest_s)
+        if ready or losses:
+            return ready, losses
+        time.sleep(0.05)
+    raise TimeoutError
+
+
+def test_a_lost_device_gets_a_new_worker_that_ranks_last(fleet: Fleet) -> None:
+    fleet.kill("a-0")
+    while not fleet.losses:
+        fleet.gather(0.5)
+    assert fleet.device_ids == ("b-0", "c-0")
+    fleet.enlist(Place("a-0"), "model")
+    assert fleet.recruited == {"a-0"}
+    assert muster(fleet) == (("a-0",), ())
+    assert fleet.device_ids == ("b-0", "c-0", "a-0")
+    assert (fleet.losses, fleet.recruited) == ((), frozenset())
+    assert fleet.call("nap", str, 0.0, timeout_s=60.0, device_ids=["a-0"]) == {"a-0": "a-0"}
+
+
+def test_a_new_worker_that_cannot_load_or_is_too_slow_is_no_member(fleet: Fleet) -> None:
+    fleet.enlist(Place("d-0"), "nothing")
+    ready, (loss,) = muster(fleet)
+    assert (ready, loss.device_id) == ((), "d-0")
+    assert "ValueError: no nothing" in loss.reason
+    fleet.enlist(Place("d-0"), "model")
+    _, (loss,) = muster(fleet, longest_s=-1.0)
+    assert "not ready within" in loss.reason
+    assert "d-0" not in fleet.device_ids
+
+
+def test_whoever_fails_by_itself_or_is_silent_is_ended_and_a_mere_symptom_is_not(
+    fleet: Fleet,
+) -> None:
+    answers, losses = fleet.ask("misbehave", str, timeout_s=3.0)
+    assert answers == {}
+    assert sorted(loss.device_id for loss in losses) == ["b-0", "c-0"]
+    reasons = {loss.device_id: loss.reason for loss in losses}
+    assert "MemoryError: too large" in reasons["b-0"]
+    assert "did not answer 'misbehave'" in reasons["c-0"]
+    assert fleet.device_ids == ("a-0",)

@@ -233,6 +233,48 @@ def test_a_lost_device_is_planned_without(tmp_path: Path) -> None:
     assert watcher.slots[-2].plan.device_ids == ("fast-0",)
 
 
+def test_all_workers_killed_at_once_are_started_anew(tmp_path: Path) -> None:
+    """kubeflow/trainer#2000: ranks time out at different times and never meet again."""
+    run = config(tmp_path, steps=60)
+    pids: list[int] = []
+
+    def kill() -> None:
+        pids.extend(pid_of(run, device_id) for device_id in ("fast-0", "slow-0"))
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    watcher = Watcher(once_at(23, kill))
+    outcome = run_job(run, view=watcher)
+    assert outcome.status == "finished"
+    check_books(run, outcome)
+    assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
+        losses_alone(run), rel=1e-5
+    )
+    told = [(e.kind, e.device) for e in watcher.events if e.kind in ("lost", "joined")]
+    assert {("lost", "fast-0"), ("lost", "slow-0"), ("joined", "fast-0")} <= set(told)
+
+
+def test_a_device_under_notice_is_left_before_it_goes_and_one_that_joins_is_used(
+    tmp_path: Path,
+) -> None:
+    """ray-project/ray#63968: up to a checkpoint interval is lost although there was notice."""
+    events = "{at_step: 20, device: slow-0, notice_s: 6}, {at_step: 40, pool: fast, joined: 1}"
+    run = config(tmp_path, steps=120, events=events)
+    watcher = Watcher()
+    outcome = run_job(run, view=watcher)
+    assert outcome.status == "finished"
+    check_books(run, outcome)
+    assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
+        losses_alone(run), rel=1e-5
+    )
+    kinds = [(e.kind, e.device) for e in watcher.events if e.kind in ("notice", "lost", "joined")]
+    assert kinds == [("notice", "slow-0"), ("lost", "slow-0"), ("joined", "fast-1")]
+    assert not any(e.kind == "recovered" for e in watcher.events)  # nothing had to be made up for
+    assert set(watcher.slots[-2].plan.device_ids) == {"fast-0", "fast-1"}
+    result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
+    assert result["recoveries"] == 0
+
+
 def test_a_killed_worker_beyond_the_budget_ends_the_run_naming_its_device_and_leaves_nothing(
     tmp_path: Path,
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.control.backend import ClusterOptions, OfferOptions
 from orchestrator.errors import ConfigError
-from orchestrator.runtime.inventory import found_nodes, price_nodes
+from orchestrator.runtime.inventory import Numbering, found_nodes, number_nodes, price_nodes
 
 
 def ray_node(
@@ -86,6 +86,36 @@ def test_devices_are_numbered_within_their_pool_and_know_their_node() -> None:
         ("fast", 1, 1),
         ("slow", 4, 2),
     ]
+
+
+def test_nodes_keep_their_names_and_one_that_comes_takes_the_lowest_free_place() -> None:
+    def nodes(*names: str) -> list[dict[str, object]]:
+        return [ray_node(n, labels={"lyray.kind": "t4"}, resources={"lyray": 2.0}) for n in names]
+
+    numbering, refused = Numbering(), list[str]()
+    options, _ = price_nodes(found_nodes(nodes("a", "b")), offers(("slow", "t4")), numbering)
+    later = found_nodes([*nodes("0", "b", "c"), ray_node("odd", labels={"lyray.kind": "v100"})])
+    devices = number_nodes(later, options, numbering, refused.append)
+    assert {d.ray_node_id: d.node_id for d in devices} == {
+        "id-b": "slow-node1",
+        "id-0": "slow-node0",
+        "id-c": "slow-node2",
+    }
+    assert [d.device_id for d in devices] == [f"slow-{i}" for i in range(6)]
+    assert refused == [
+        "Ray node odd has 1 device(s) of kind 'v100' without a price; "
+        "add an entry for it to cluster.offers"
+    ]
+
+
+def test_a_node_of_another_size_is_left_alone_while_a_run_goes_on() -> None:
+    numbering, refused = Numbering(), list[str]()
+    small = ray_node("a", labels={"lyray.kind": "t4"})
+    options, _ = price_nodes(found_nodes([small]), offers(("slow", "t4")), numbering)
+    large = ray_node("b", labels={"lyray.kind": "t4"}, resources={"lyray": 4.0})
+    devices = number_nodes(found_nodes([small, large]), options, numbering, refused.append)
+    assert [d.device_id for d in devices] == ["slow-0"]
+    assert refused == ["Ray node b has 4 devices, the others of pool 'slow' have 1"]
 
 
 def test_an_offer_that_nobody_fills_is_left_out() -> None:

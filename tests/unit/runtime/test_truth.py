@@ -5,7 +5,7 @@ import pytest
 from benchmarks.builders import make_cluster, make_device, make_group, make_plan, make_profile
 from orchestrator.control.backend import EmulatedEvent
 from orchestrator.core.model import TrainingOptions
-from orchestrator.runtime.truth import EmulatedTruth
+from orchestrator.runtime.truth import EmulatedTruth, present_by
 
 A, B = make_device("fast-0"), make_device("slow-0", kind="old", zone="z2")
 TRAINING = TrainingOptions(task="m:t", global_batch=6, microbatch=2, steps=10)
@@ -71,4 +71,33 @@ def test_a_price_counts_from_the_moment_its_step_came_next() -> None:
 
 def test_a_lost_pool_loses_its_devices() -> None:
     world = truth(EmulatedEvent(at_step=4, pool="slow", lost=True))
-    assert [world.lost_at(step) for step in (3, 4, 9)] == [(), ("slow-0",), ("slow-0",)]
+    assert [world.present_at(step) for step in (3, 4, 9)] == [
+        ("fast-0", "slow-0"),
+        ("fast-0",),
+        ("fast-0",),
+    ]
+
+
+def test_devices_that_join_are_the_last_of_their_pool_and_a_loss_is_for_good() -> None:
+    devices = [make_device(f"{pool}-{i}") for pool in ("fast", "slow") for i in range(3)]
+    events = (
+        EmulatedEvent(at_step=6, pool="fast", joined=1),
+        EmulatedEvent(at_step=2, pool="fast", joined=1),
+        EmulatedEvent(at_step=4, device="fast-0", lost=True),
+        EmulatedEvent(at_step=8, pool="fast", lost=True),
+    )
+    slow = ("slow-0", "slow-1", "slow-2")
+    there = {step: present_by(events, devices, step) for step in (0, 2, 4, 6, 8)}
+    assert there == {
+        0: ("fast-0", *slow),
+        2: ("fast-0", "fast-1", *slow),
+        4: ("fast-1", *slow),
+        6: ("fast-1", "fast-2", *slow),
+        8: slow,
+    }
+
+
+def test_a_device_under_notice_leaves_so_long_after_its_step_came() -> None:
+    world = truth(EmulatedEvent(at_step=4, device="slow-0", notice_s=30.0))
+    assert world.leaving({}) == {}
+    assert world.leaving({4: 12.5}) == {"slow-0": 42.5}

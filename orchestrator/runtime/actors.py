@@ -1,0 +1,121 @@
+"""One worker's actor: where it starts, what it says, and how it is ended."""
+
+import logging
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.core.durable import CheckpointFile
+from orchestrator.core.slot import StepReport, WorkerFailed
+
+logger = logging.getLogger(__name__)
+
+_ray: Any = ray  # partly typed: its overloads know no max_concurrency
+
+
+class Greeting(Protocol):
+    """What a worker says of its process."""
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+
+    @property
+    def ray_node_id(self) -> str:
+        """The node it runs on."""
+
+
+class News(Protocol):
+    """What a worker has to say since it was last asked."""
+
+    @property
+    def reports(self) -> tuple[StepReport, ...]:
+        """Of its steps."""
+
+    @property
+    def parts(self) -> tuple[tuple[int, tuple[CheckpointFile, ...]], ...]:
+        """(step, files) of the checkpoints it took part in."""
+
+    @property
+    def failure(self) -> WorkerFailed | None:
+        """Why it stopped, when it failed."""
+
+    @property
+    def ended_before(self) -> int | None:
+        """The step before which it stands, when it stopped as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a device's worker starts; no Ray node: anywhere."""
+
+    device_id: str
+    ray_node_id: str | None = None
+    num_gpus: int = 0
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker's actor, and what is known of it."""
+
+    actor: ActorHandle[Any]
+    greeting: Greeting | None = None
+    poll: "ray.ObjectRef[Any] | None" = None
+    asked_s: float = 0.0
+    lost: str | None = None
+    """Why it is gone."""
+
+    ended: bool = False
+
+    def kill(self) -> None:
+        """End the process at once, on whatever node it is; ``ray.kill`` needs seconds."""
+        if self.ended:
+            return  # its number may be another process's by now
+        self.ended = True
+        if self.greeting is None:
+            ray.kill(self.actor)
+        elif self.greeting.ray_node_id == ray.get_runtime_context().get_node_id():
+            _kill_process(self.greeting.pid)
+        else:
+            killer = ray.remote(num_cpus=0, **_where(self.greeting.ray_node_id))(_kill_process)
+            killer.remote(self.greeting.pid)
+
+
+@dataclass(frozen=True, slots=True)
+class Recruit:
+    """A worker that is being started beside the others."""
+
+    member: Member
+    answers: tuple["ray.ObjectRef[Any]", "ray.ObjectRef[Any]"]  # to hello and load
+    started_s: float
+
+
+def start_actor(actor_class: type, place: Place, arguments: tuple[object, ...]) -> Member:
+    """Start a worker's process; returns before it is up."""
+    # A bare actor that costs no CPU slot: Ray must never wait for room it does not need.
+    remote: Any = _ray.remote(
+        num_cpus=0,
+        num_gpus=place.num_gpus,
+        max_restarts=0,
+        max_concurrency=8,
+        **_where(place.ray_node_id),
+    )(actor_class)
+    return Member(remote.remote(*arguments))
+
+
+def _where(ray_node_id: str | None) -> dict[str, Any]:
+    if ray_node_id is None:
+        return {}
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(ray_node_id, soft=False)}
+
+
+def _kill_process(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        logger.info("process %s had ended already", pid)

@@ -1,0 +1,186 @@
+"""Which devices are there now, where their workers start, and which are about to be taken away."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import ray
+
+from orchestrator.control.backend import ClusterOptions
+from orchestrator.core.cluster import ClusterState, Device, Offer
+from orchestrator.runtime.actors import Place
+from orchestrator.runtime.inventory import Numbering, found_nodes, number_nodes
+from orchestrator.runtime.notices import NoticeBoard
+from orchestrator.runtime.truth import EmulatedTruth
+
+logger = logging.getLogger(__name__)
+
+_ray: Any = ray  # partly typed
+
+POLL_S = 1.0
+"""How often a Ray cluster is asked for its nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """A device that is there, and where its worker starts."""
+
+    device: Device
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a look at the cluster shows."""
+
+    present: Mapping[str, Present]
+    """Devices that are there, by id."""
+
+    leaving_s: Mapping[str, float]
+    """Of these, the ones that will be taken away, and when on the run's clock."""
+
+
+class Presence(Protocol):
+    """A cluster to be looked at again and again."""
+
+    def look(self, next_step: int, now_s: float) -> Sight:
+        """What is there, once ``next_step`` is the next one to run."""
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Prices in force at the last look."""
+
+    def is_preemption(self, device_id: str) -> bool:
+        """Whether a device that is gone was taken away rather than broke."""
+
+
+class EmulatedPresence:
+    """What the events of the file leave of an emulated cluster, as far as the run has come.
+
+    What has happened stays so, even if the run goes back to a checkpoint before it.
+    """
+
+    def __init__(self, truth: EmulatedTruth, here: str, board: NoticeBoard) -> None:
+        """Take the cluster as it is before the first step.
+
+        Args:
+            truth: With every device that is ever there.
+            here: The Ray node on which all workers run.
+            board: Notices from outside.
+        """
+        self._truth, self._here, self._board = truth, here, board
+        self._step = 0
+        self._reached_s: dict[int, float] = {}
+        self._taken: set[str] = set()
+
+    def look(self, next_step: int, now_s: float) -> Sight:
+        """What is there."""
+        truth = self._truth
+        self._step = max(self._step, next_step)
+        for event in truth.events:
+            if event.at_step <= self._step:
+                self._reached_s.setdefault(event.at_step, now_s)
+        leaving_s = {**truth.leaving(self._reached_s), **self._board.read(now_s)}
+        ids = set(truth.present_at(self._step))
+        self._taken |= {d for d in ids if leaving_s.get(d, now_s + 1.0) <= now_s}
+        present = {
+            device.device_id: Present(device, Place(device.device_id, self._here))
+            for device in truth.cluster.devices
+            if device.device_id in ids - self._taken
+        }
+        return Sight(present, {d: at_s for d, at_s in leaving_s.items() if d in present})
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Prices in force."""
+        return self._truth.offers_at(self._step, self._reached_s)
+
+    def is_preemption(self, device_id: str) -> bool:
+        """A spot device that an event, or a notice, took away; not one whose process died."""
+        if device_id in self._taken:
+            return True
+        gone = device_id not in self._truth.present_at(self._step)
+        pool = self._truth.cluster.device(device_id).pool
+        return gone and self._truth.cluster.offer(pool).spot
+
+
+class RayPresence:
+    """The nodes of a Ray cluster, with the names that their devices got when they first came."""
+
+    def __init__(
+        self,
+        options: ClusterOptions,
+        cluster: ClusterState,
+        numbering: Numbering,
+        board: NoticeBoard,
+    ) -> None:
+        """Go on from what was found at the start.
+
+        Args:
+            options: The offers that price devices.
+            cluster: What was found, as priced; a pool must have had a device then.
+            numbering: The names of its nodes.
+            board: Notices from outside.
+        """
+        self._options, self._cluster, self._numbering = options, cluster, numbering
+        self._board = board
+        self._like = {device.pool: device for device in cluster.devices}
+        self._sight = Sight({}, {})
+        self._looked_s, self._now_s = float("-inf"), 0.0
+        self._refused: set[str] = set()
+
+    def look(self, next_step: int, now_s: float) -> Sight:
+        """What is there; asked of Ray once in ``POLL_S`` at most."""
+        self._now_s = now_s
+        if time.monotonic() > self._looked_s + POLL_S:
+            self._sight = self._look(now_s)
+            self._looked_s = time.monotonic()
+        return self._sight
+
+    def _look(self, now_s: float) -> Sight:
+        found = number_nodes(
+            found_nodes(_ray.nodes()), self._options, self._numbering, self._refuse
+        )
+        draining_s = _draining(now_s)
+        present, leaving_s = {}, dict(self._board.read(now_s))
+        for one in found:
+            if one.pool not in self._like:
+                self._refuse(f"pool {one.pool!r} had no device when the run started; restart it")
+                continue
+            like = self._like[one.pool]
+            device = replace(like, device_id=one.device_id, node_id=one.node_id)
+            place = Place(one.device_id, one.ray_node_id, one.num_gpus)
+            present[one.device_id] = Present(device, place)
+            if one.ray_node_id in draining_s:
+                leaving_s[one.device_id] = draining_s[one.ray_node_id]
+        return Sight(present, {d: s for d, s in leaving_s.items() if d in present})
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Prices in force."""
+        return self._cluster.offers
+
+    def is_preemption(self, device_id: str) -> bool:
+        """A spot device whose node went with it, or one that had been under notice."""
+        if device_id in self._sight.leaving_s:
+            return True
+        if not self._cluster.offer(device_id.rpartition("-")[0]).spot:
+            return False
+        self._looked_s = float("-inf")  # a node that died takes its devices with it
+        return device_id not in self.look(0, self._now_s).present
+
+    def _refuse(self, reason: str) -> None:
+        if reason not in self._refused:
+            self._refused.add(reason)
+            logger.warning("a node is left alone: %s", reason)
+
+
+def _draining(now_s: float) -> dict[str, float]:
+    """Ray nodes that are being drained, and when they may be taken away, on the run's clock."""
+    ask = getattr(ray._private.state.state, "get_draining_nodes", None)
+    if ask is None:  # not in this version of Ray: it is no public part of it
+        return {}
+    wall_s = time.time()
+    return {
+        node_id: now_s + (deadline_ms / 1000.0 - wall_s if deadline_ms else 0.0)
+        for node_id, deadline_ms in ask().items()
+    }

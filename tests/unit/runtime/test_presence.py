@@ -1,0 +1,87 @@
+"""What is there of an emulated cluster, and who is told to leave."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.builders import make_cluster, make_device, make_profile
+from orchestrator.control.backend import EmulatedEvent
+from orchestrator.core.model import TrainingOptions
+from orchestrator.runtime.notices import NoticeBoard, parse_notices
+from orchestrator.runtime.presence import EmulatedPresence
+from orchestrator.runtime.truth import EmulatedTruth
+
+
+def presence(*events: EmulatedEvent, spot: bool = False) -> EmulatedPresence:
+    cluster = make_cluster([make_device("fast-0"), make_device("slow-0")])
+    cluster = replace(cluster, offers=tuple(replace(o, spot=spot) for o in cluster.offers))
+    truth = EmulatedTruth(
+        cluster=cluster,
+        model=make_profile({"gpu": [1.0] * 4}),
+        training=TrainingOptions(task="m:t", global_batch=4, steps=10),
+        events=events,
+    )
+    return EmulatedPresence(truth, "here", NoticeBoard(None))
+
+
+def test_what_has_happened_stays_so_when_the_run_goes_back_to_a_checkpoint() -> None:
+    sight = presence(EmulatedEvent(at_step=5, device="slow-0", lost=True))
+    assert set(sight.look(4, 1.0).present) == {"fast-0", "slow-0"}
+    assert set(sight.look(5, 2.0).present) == {"fast-0"}
+    assert set(sight.look(0, 3.0).present) == {"fast-0"}
+
+
+def test_a_device_under_notice_is_there_until_its_time_has_come() -> None:
+    """ray-project/ray#63968: notice existed, and nobody moved work off before the deadline."""
+    looking = presence(EmulatedEvent(at_step=5, device="slow-0", notice_s=30.0))
+    assert looking.look(4, 1.0).leaving_s == {}
+    sight = looking.look(5, 2.0)
+    assert (set(sight.present), sight.leaving_s) == ({"fast-0", "slow-0"}, {"slow-0": 32.0})
+    assert looking.look(5, 31.9).leaving_s == {"slow-0": 32.0}
+    sight = looking.look(5, 32.0)
+    assert (set(sight.present), sight.leaving_s) == ({"fast-0"}, {})
+    assert looking.is_preemption("slow-0")
+
+
+@pytest.mark.parametrize("spot", [False, True])
+def test_a_spot_device_that_vanishes_was_taken_away_and_one_whose_process_died_was_not(
+    spot: bool,
+) -> None:
+    """ray-project/ray#41285: three preemptions use up max_failures=3."""
+    looking = presence(EmulatedEvent(at_step=5, device="slow-0", lost=True), spot=spot)
+    looking.look(5, 2.0)
+    assert looking.is_preemption("slow-0") == spot
+    assert not looking.is_preemption("fast-0")
+
+
+def test_a_notice_from_outside_holds_while_it_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "notices.json"
+    assert NoticeBoard(str(path)).read(5.0) == {}
+    path.write_text('{"mid-0": 30}')
+    board = NoticeBoard(str(path))
+    assert board.read(5.0) == {"mid-0": 35.0}
+    path.write_text("{")  # being written
+    board._read_s = float("-inf")  # a second later
+    assert board.read(6.0) == {"mid-0": 35.0}
+    path.write_text('{"mid-0": 29, "mid-1": 2.5}')
+    board._read_s = float("-inf")
+    assert board.read(7.0) == {"mid-0": 35.0, "mid-1": 9.5}
+    path.unlink()
+    board._read_s = float("-inf")
+    assert board.read(8.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "no JSON object"),
+        ('{"mid-0": "soon"}', "'mid-0' is 'soon'; write the seconds"),
+        ('{"mid-0": -1}', "'mid-0' is -1"),
+        ('{"mid-0": true}', "'mid-0' is True"),
+        ("mid-0,30", "Expecting value"),
+    ],
+)
+def test_a_notice_that_cannot_be_read_is_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_notices(text)

@@ -328,10 +328,12 @@ def _find_module(name: str, search: list[str]) -> ModuleSpec | None:
     """Find a module without importing the packages around it, unlike ``importlib.util``."""
     spec: ModuleSpec | None = None
     places: list[str] | None = search
-    for depth, _ in enumerate(name.split("."), 1):
+    for part in name.split("."):
         if places is None:
             return None
-        spec = PathFinder.find_spec(".".join(name.split(".")[:depth]), places)
+        # Not under its full name: a folder without __init__.py would ask for its parent, which
+        # is not imported.
+        spec = PathFinder.find_spec(part, places)
         if spec is None:
             return None
         found = spec.submodule_search_locations

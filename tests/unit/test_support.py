@@ -27,6 +27,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "jobs" / "__init__.py").write_text("raise RuntimeError('importing runs this')")
     (tmp_path / "jobs" / "gpt.py").write_text(MODULE)
     (tmp_path / "jobs" / "star.py").write_text("from jobs.gpt import *\n")
+    (tmp_path / "bare" / "folders").mkdir(parents=True)
+    (tmp_path / "bare" / "folders" / "gpt.py").write_text(MODULE)
     (tmp_path / "broken.py").write_text("def task(:\n")
     return tmp_path
 
@@ -40,6 +42,7 @@ def folder(tmp_path: Path) -> Path:
         ("jobs.gpt:inner", {}),
         ("jobs.gpt:Made", {}),
         ("jobs.star:task", {}),
+        ("bare.folders.gpt:task", {"layers": 2}),
     ],
 )
 def test_a_callable_that_is_there_is_found_without_running_its_module(

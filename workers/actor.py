@@ -89,9 +89,9 @@ class WorkerActor:
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0).step()
         return info
 
-    def profile(self) -> ModelProfile:
-        """Measure the layers on this device."""
-        return self._loaded().profile()
+    def profile(self, wall: bool) -> ModelProfile:
+        """Measure the layers on this device; for ``wall`` see ``profile_model``."""
+        return self._loaded().profile(wall)
 
     def connect(self, host: str, port: int, rank: int, world_size: int, life: str) -> None:
         """Join the process group of all workers, whose store is served at ``host``."""

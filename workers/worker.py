@@ -100,11 +100,13 @@ class Worker:
         self._samples = Samples(options.global_batch, options.num_samples(dataset_samples))
         return TaskInfo(dataset_samples)
 
-    def profile(self) -> ModelProfile:
-        """Measure the layers on this device."""
+    def profile(self, wall: bool) -> ModelProfile:
+        """Measure the layers on this device; for ``wall`` see ``profile_model``."""
         assert self._model is not None, "load comes first"
         assert self._task is not None
-        return profile_model(self._model, self._task, self._spec.options, kind=self._device.type)
+        return profile_model(
+            self._model, self._task, self._spec.options, kind=self._device.type, wall=wall
+        )
 
     def connect(
         self, store_host: str, store_port: int, rank: int, world_size: int, life: str = "life"

@@ -57,6 +57,7 @@ class Place:
     device_id: str
     ray_node_id: str | None = None
     num_gpus: int = 0
+    num_threads: int = 1
 
 
 @dataclass(slots=True)

@@ -73,7 +73,6 @@ class Crew:
         working_dir: str,
         *,
         host: str,
-        num_threads: int,
     ) -> None:
         """Start one process per device; returns before they are up.
 
@@ -83,7 +82,6 @@ class Crew:
             places: Where the devices are.
             working_dir: Where the user's task is imported from.
             host: Where this process can be reached by all workers.
-            num_threads: Threads of a worker's torch.
         """
         self._timeouts = config.failure.timeouts
         self._shares_clock = config.cluster.source == "emulated"
@@ -91,7 +89,7 @@ class Crew:
         self._places = {place.device_id: place for place in places}
 
         def arguments(place: Place) -> tuple[object, ...]:
-            return place.device_id, _log_path(config, place.device_id), num_threads
+            return place.device_id, _log_path(config, place.device_id), place.num_threads
 
         linger_s = min(LINGER_S, config.control.slot_s / 4.0)
         self.fleet = Fleet(WorkerActor, places, arguments, linger_s=linger_s)
@@ -128,12 +126,18 @@ class Crew:
     def profile(self, device_ids: Iterable[str]) -> dict[str, ModelProfile]:
         """Have these workers measure the layers on their devices, all at the same time.
 
+        Real devices are measured in wall time: what a quota or a neighbour takes, it takes.
+
         Raises:
             UserCodeError: If the user's code raises.
             LostWorkerError: If a worker is lost.
         """
         return self.fleet.call(
-            "profile", ModelProfile, timeout_s=self._timeouts.start_s, device_ids=device_ids
+            "profile",
+            ModelProfile,
+            not self._shares_clock,
+            timeout_s=self._timeouts.start_s,
+            device_ids=device_ids,
         )
 
     def install(self, order: Order) -> bool:

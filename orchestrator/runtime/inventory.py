@@ -34,6 +34,7 @@ class FoundNode:
     zone: str | None
     num_devices: int
     num_gpus: int  # 0: its devices are processors, one worker each
+    num_threads: int  # of each device's worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class FoundDevice:
     node_id: str
     ray_node_id: str
     num_gpus: int
+    num_threads: int
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ def found_nodes(nodes: Iterable[Mapping[str, object]]) -> tuple[FoundNode, ...]:
 
     A node counts when it is alive and has a label ``lyray.kind`` or GPUs whose accelerator
     type Ray reports. It has as many devices as GPUs; a labelled node without GPUs has as many
-    as its resource ``lyray`` says, else one.
+    as its resource ``lyray`` says, else one. They share the CPUs that the node offers to Ray.
 
     Raises:
         ConfigError: If a node has GPUs but nothing says of which kind.
@@ -94,6 +96,7 @@ def found_nodes(nodes: Iterable[Mapping[str, object]]) -> tuple[FoundNode, ...]:
             )
         if kind is None:
             continue
+        num_devices = num_gpus or int(resources.get("lyray", 1))
         found.append(
             FoundNode(
                 ray_node_id=str(node["NodeID"]),
@@ -101,8 +104,9 @@ def found_nodes(nodes: Iterable[Mapping[str, object]]) -> tuple[FoundNode, ...]:
                 kind=kind,
                 pool=labels.get(POOL_LABEL),
                 zone=labels.get(ZONE_LABEL),
-                num_devices=num_gpus or int(resources.get("lyray", 1)),
+                num_devices=num_devices,
                 num_gpus=num_gpus,
+                num_threads=max(1, int(resources.get("CPU", 1)) // max(1, num_devices)),
             )
         )
     return tuple(sorted(found, key=lambda n: (n.pool or "", n.kind, n.name, n.ray_node_id)))
@@ -198,6 +202,7 @@ def _devices(
                 node_id=f"{pool}-node{place}",
                 ray_node_id=node.ray_node_id,
                 num_gpus=1 if node.num_gpus else 0,
+                num_threads=node.num_threads,
             )
 
 

@@ -11,7 +11,7 @@ import ray
 from orchestrator.control.backend import ClusterOptions
 from orchestrator.core.cluster import ClusterState, Device, Offer
 from orchestrator.runtime.actors import Place
-from orchestrator.runtime.inventory import Numbering, found_nodes, number_nodes
+from orchestrator.runtime.inventory import FoundDevice, Numbering, found_nodes, number_nodes
 from orchestrator.runtime.notices import NoticeBoard
 from orchestrator.runtime.truth import EmulatedTruth
 
@@ -149,8 +149,7 @@ class RayPresence:
                 continue
             like = self._like[one.pool]
             device = replace(like, device_id=one.device_id, node_id=one.node_id)
-            place = Place(one.device_id, one.ray_node_id, one.num_gpus)
-            present[one.device_id] = Present(device, place)
+            present[one.device_id] = Present(device, place_of(one))
             if one.ray_node_id in draining_s:
                 leaving_s[one.device_id] = draining_s[one.ray_node_id]
         return Sight(present, {d: s for d, s in leaving_s.items() if d in present})
@@ -172,6 +171,11 @@ class RayPresence:
         if reason not in self._refused:
             self._refused.add(reason)
             logger.warning("a node is left alone: %s", reason)
+
+
+def place_of(found: FoundDevice) -> Place:
+    """Where the worker of a device starts."""
+    return Place(found.device_id, found.ray_node_id, found.num_gpus, found.num_threads)
 
 
 def _draining(now_s: float) -> dict[str, float]:

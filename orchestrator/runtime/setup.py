@@ -21,7 +21,7 @@ from orchestrator.runtime.actors import Place
 from orchestrator.runtime.crew import Crew
 from orchestrator.runtime.inventory import Numbering, found_nodes, price_nodes
 from orchestrator.runtime.notices import NoticeBoard
-from orchestrator.runtime.presence import EmulatedPresence, Presence, RayPresence
+from orchestrator.runtime.presence import EmulatedPresence, Presence, RayPresence, place_of
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.truth import EmulatedTruth, present_by
 
@@ -60,7 +60,7 @@ def find_devices(config: RunConfig, next_step: int = 0) -> _Found:
         return _Found(options, tuple(Place(d, _here()) for d in there), numbering)
     if config.cluster.source == "ray":
         options, found = price_nodes(found_nodes(_ray.nodes()), config.cluster, numbering)
-        places = tuple(Place(d.device_id, d.ray_node_id, d.num_gpus) for d in found)
+        places = tuple(place_of(device) for device in found)
         return _Found(options, places, numbering)
     raise ConfigError(
         "cluster.source is 'file', which is for lyray plan and lyray simulate; "
@@ -106,7 +106,6 @@ def set_up(
         found.places,
         working_dir,
         host="127.0.0.1" if emulated else _ray.util.get_node_ip_address(),
-        num_threads=1 if emulated else _threads(found.places),
     )
     dataset_samples = crew.get_ready()
     say("measuring the model")
@@ -172,9 +171,3 @@ def _measured(config: RunConfig, crew: Crew, options: ClusterOptions) -> ModelPr
         profile = replace(first, times=tuple(t for part in parts for t in part))
     storage.write_json(stored, profile_to_json(profile))
     return profile
-
-
-def _threads(places: tuple[Place, ...]) -> int:
-    """Threads of a worker that shares its node's cores with the node's other workers."""
-    crowd = max(Counter(place.ray_node_id for place in places).values())
-    return max(1, (os.cpu_count() or 1) // crowd)

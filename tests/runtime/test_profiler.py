@@ -28,7 +28,9 @@ def loss(output: Tensor, batch: Any) -> tuple[Tensor, int]:
     return output.square().sum(), len(output)
 
 
-def profile(layers: list[nn.Module], microbatch: int = 4, **optimizer: Any) -> Any:
+def profile(
+    layers: list[nn.Module], microbatch: int = 4, *, wall: bool = False, **optimizer: Any
+) -> Any:
     task = Task(layers=layers, loss=loss, dataset=[(torch.ones(WIDTH), 0)] * 5)
     name = optimizer.pop("name", "sgd")
     options = TrainingOptions(
@@ -38,7 +40,7 @@ def profile(layers: list[nn.Module], microbatch: int = 4, **optimizer: Any) -> A
         steps=1,
         optimizer=OptimizerOptions(name=name, lr=0.1, arguments=optimizer),
     )
-    return profile_model(split(task), task, options)
+    return profile_model(split(task), task, options, wall=wall)
 
 
 def linear(out: int = WIDTH) -> nn.Linear:
@@ -92,6 +94,26 @@ def test_like_layers_share_their_times_and_unlike_ones_do_not() -> None:
     assert measured[1] == measured[2]
     assert measured[0] != measured[1]  # its input wants no gradient
     assert len({*measured}) == 4
+
+
+def test_pauses_of_the_processor_show_in_wall_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "MIN_REPEATS", 12)
+
+    class Paused(nn.Linear):  # as a quota of processor time does it: now and then, for long
+        def __init__(self) -> None:
+            super().__init__(WIDTH, WIDTH)
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            time.sleep(0.06 if self.calls % 4 == 0 else 0.0)
+            return super().forward(x)
+
+    told_s = []
+    for wall in (False, True):
+        times = profile([Paused()], 1, wall=wall).times[0]
+        told_s.append(sum(times.forward_s) + sum(times.backward_s))
+    assert told_s[0] < 0.010 < told_s[1]  # every fourth call takes 60 ms
 
 
 def test_a_layer_with_hundred_times_the_work_takes_longer_and_one_disturbance_does_not_show(

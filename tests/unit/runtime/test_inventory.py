@@ -61,6 +61,16 @@ def test_a_labelled_node_without_gpus_has_as_many_devices_as_its_resource_says()
     assert [n.num_devices for n in found_nodes(nodes)] == [1, 3]
 
 
+def test_devices_share_the_processors_of_their_own_node() -> None:
+    labels = {"lyray.kind": "cpu", "lyray.pool": "p"}
+    nodes = [
+        ray_node("a", labels=labels, resources={"CPU": 8.0, "lyray": 3.0}),
+        ray_node("b", labels=labels, resources={"CPU": 2.0, "lyray": 3.0}),
+        ray_node("c", resources={"CPU": 8.0, "GPU": 2.0, "accelerator_type:T4": 1.0}),
+    ]
+    assert [n.num_threads for n in found_nodes(nodes)] == [4, 2, 1]
+
+
 def test_gpus_of_unknown_type_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"Ray node odd has 2 GPUs of unknown type.*lyray\.kind"):
         found_nodes([ray_node("odd", resources={"GPU": 2.0})])

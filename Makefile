@@ -30,8 +30,8 @@ demo: $(READY)  ## Train the demo job: local Ray, emulated unlike devices
 	$(BIN)/lyray run $(CONFIG) --set run.name=$$name --compare $(BASELINES) && \
 	$(BIN)/lyray report runs/$$name
 
-test: $(READY)  ## Run the tiers unit, repo, simulation and runtime
-	$(BIN)/python -m pytest tests/unit tests/repo tests/simulation tests/runtime
+test: $(READY)  ## Run the tiers unit, repo, simulation, runtime and, where root allows, net
+	$(BIN)/python -m pytest tests/unit tests/repo tests/simulation tests/runtime tests/net
 
 lint: $(READY)  ## Check format, style, types and import contracts
 	$(BIN)/ruff format --check .

@@ -32,6 +32,7 @@ class CostModel(GroupModel):
         super().__init__(problem)
         self.standing_usd_per_s = problem.cluster.standing_usd_per_s
         self.cuts: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}  # of partition
+        self.busiest: dict[tuple[object, ...], tuple[float, bool]] = {}  # as well
         self.cutting = CuttingTables(self)
         self.exact_ends_s: dict[tuple[object, ...], tuple[float, ...]] = {}  # of event
         self._sums = GradientSums(self.tables, problem.cluster)

@@ -6,7 +6,7 @@ Shape letters: G groups.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import inf
+from math import ceil, inf, log
 from typing import NamedTuple
 
 from orchestrator.core.cluster import Team
@@ -16,6 +16,12 @@ from orchestrator.planning.bisection import bracket
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.groups import MOST_INFLIGHT_RATIO, GroupCurve
 from orchestrator.planning.partition import busiest_s, cut_options
+
+SPAN = 1.25
+"""Ends of a step, up to this times the least one, that the same options of a chain serve."""
+
+BOUND_SLACK = 1.05
+"""How much more a chain may do with cuts, relative to what its pace promises."""
 
 END_TOLERANCE = 1e-3
 """Relative; how closely ``common_end`` finds the end of a step."""
@@ -58,6 +64,13 @@ class Pace(NamedTuple):
     samples_per_s: float
     behind: float  # samples that it would do while it fills and drains
 
+    def samples_by(self, time_s: float, microbatch: int) -> float:
+        """About the samples done by a time."""
+        full_s = (microbatch + self.behind) / self.samples_per_s if self.samples_per_s else inf
+        if time_s < full_s:
+            return microbatch * time_s / full_s
+        return time_s * self.samples_per_s - self.behind
+
 
 class Curves:
     """The options of chains; kept once computed, for all chains of alike teams.
@@ -76,27 +89,45 @@ class Curves:
         self._seconds: dict[int, tuple[float, ...]] = before._seconds if before else {}
         self._roomy: dict[tuple[int, int], bool] = before._roomy if before else {}
 
-    def of(self, teams: tuple[Team, ...], schedule: str, *, replicated: bool) -> tuple[Option, ...]:
-        """Cuts and sizes that no other option beats at every share; () when none fits."""
-        key = (teams, schedule, replicated)
+    def of(
+        self, teams: tuple[Team, ...], schedule: str, end_s: float, *, replicated: bool
+    ) -> tuple[Option, ...]:
+        """Cuts and sizes that do most samples by about such an end; () when none fits.
+
+        Microbatch sizes that promise less at ends within ``SPAN`` are not cut.
+        """
+        span = ceil(log(end_s) / log(SPAN))
+        key = (teams, schedule, span, replicated)
         found = self._options.get(key)
         if found is None:
-            found = self._options[key] = self._build(teams, schedule, replicated=replicated)
+            found = self._options[key] = self._build(teams, schedule, span, replicated=replicated)
         return found
 
     def _build(
-        self, teams: tuple[Team, ...], schedule: str, *, replicated: bool
+        self, teams: tuple[Team, ...], schedule: str, span: int, *, replicated: bool
     ) -> tuple[Option, ...]:
-        key = (self._cost.chain_key(teams), schedule, replicated)
+        key = (self._cost.chain_key(teams), schedule, span, replicated)
         forms = self._forms.get(key)
         if forms is not None:
             return tuple([form.on(teams) for form in forms])
-        options = [
-            self.sized(_stages(teams, cuts), size, schedule, replicated=replicated)
-            for size in self.sizes
-            for cuts in _few(self._cuts(teams, size, schedule))
+        ends_s = (SPAN ** (span - 1), SPAN**span)
+        most_cut = 1 if self._is_roomy(teams) else len(self.sizes)
+        paces = self._build_paces(teams, schedule, most_cut)
+        promised = [
+            (tuple([BOUND_SLACK * pace.samples_by(end_s, size) for end_s in ends_s]), size)
+            for pace, size in zip(paces, self.sizes, strict=False)
         ]
-        kept = _envelope([option for option in options if option])
+        options: list[Option] = []
+        done = [0.0, 0.0]
+        for most, size in sorted(promised, reverse=True):
+            if all(promise < known for promise, known in zip(most, done, strict=True)):
+                continue
+            for cuts in _few(self._cuts(teams, size, schedule)):
+                option = self.sized(_stages(teams, cuts), size, schedule, replicated=replicated)
+                if option:
+                    options.append(option)
+                    done = [max(d, option.samples_by(t)) for d, t in zip(done, ends_s, strict=True)]
+        kept = _envelope(options)
         self._forms[key] = tuple(
             _Form(tuple((s.first_layer, s.end_layer, s.inflight) for s in o.stages), o)
             for o in kept
@@ -131,13 +162,15 @@ class Curves:
         key = (self._cost.chain_key(teams), schedule)
         found = self._paces.get(key)
         if found is None:
-            found = self._paces[key] = self._build_paces(teams, schedule)
+            found = self._build_paces(teams, schedule, 1 if self._is_roomy(teams) else 2)
+            self._paces[key] = found
         return found
 
-    def _build_paces(self, teams: tuple[Team, ...], schedule: str) -> tuple[Pace, ...]:
+    def _build_paces(
+        self, teams: tuple[Team, ...], schedule: str, most_cut: int
+    ) -> tuple[Pace, ...]:
         seconds = [self.seconds_per_sample(team) for team in teams]
         slowest = max(seconds)
-        most_cut = 1 if self._is_roomy(teams) else 2
         found: list[Pace] = []
         num_cut, rate = 0, 0.0
         for i, size in enumerate(self.sizes):

@@ -49,6 +49,7 @@ class CuttingTables:
         self._num_layers = model.problem.model.num_layers
         self._prefixes: dict[tuple[int, int], Prefix] = {}
         self._work: dict[tuple[int, int, int, bool], FloatArray] = {}
+        self._fitting: dict[tuple[int, int, bytes], FloatArray] = {}
         self._borders: dict[tuple[object, ...], Border] = {}
 
     def following(self, model: GroupModel) -> "CuttingTables":
@@ -56,7 +57,7 @@ class CuttingTables:
         other = copy(self)
         other._model = proxy(model)
         if len(self._work) * self._num_layers**2 > MAX_NUMBERS:
-            other._work = {}
+            other._work, other._fitting = {}, {}
         return other
 
     def prefix(self, team: Team, microbatch: int) -> Prefix:
@@ -76,7 +77,7 @@ class CuttingTables:
         """Forward plus backward of layers i to j, by j and i; infinite where they do not fit.
 
         ``held`` microbatches must fit, with the buckets of gradient sums where ``replicated``;
-        j <= i never does: a stage is not empty.
+        j <= i never does: a stage is not empty. Where the same ranges fit it is the same array.
         """
         key = (self._model.alike(team), microbatch, held, replicated)
         found = self._work.get(key)
@@ -85,9 +86,12 @@ class CuttingTables:
             fixed_IJ, per_microbatch_IJ, bucket_IJ = memory.matrices(team.size, microbatch)
             peak_IJ = fixed_IJ + held * per_microbatch_IJ + (bucket_IJ if replicated else 0.0)
             fits_IJ = (peak_IJ <= memory.usable_bytes(team)) & (borders[:, None] < borders)
-            both_I = self.prefix(team, microbatch).both_s
-            work_IJ = np.where(fits_IJ, both_I - both_I[:, None], inf)
-            found = self._work[key] = np.ascontiguousarray(work_IJ.T)
+            fitting = (self._model.alike(team), microbatch, fits_IJ.tobytes())
+            if fitting not in self._fitting:
+                both_I = self.prefix(team, microbatch).both_s
+                work_IJ = np.where(fits_IJ, both_I - both_I[:, None], inf)
+                self._fitting[fitting] = np.ascontiguousarray(work_IJ.T)
+            found = self._work[key] = self._fitting[fitting]
         return found
 
     def border(self, upper: Team, lower: Team, microbatch: int) -> Border:

@@ -201,7 +201,9 @@ class _Scene:
 
     def option(self, teams: Sequence[Team], *, replicated: bool = True) -> Option | None:
         """What a chain of these teams does best beside the plan; None when it does not fit."""
-        options = Curves(self.cost).of(tuple(teams), self.schedule, replicated=replicated)
+        options = Curves(self.cost).of(
+            tuple(teams), self.schedule, self.step_s, replicated=replicated
+        )
         return max(options, key=lambda o: o.samples_by(self.step_s), default=None)
 
     def shortest(self, devices: Sequence[Device], unit: int) -> Option | None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Group, Plan
 from orchestrator.planning.roster import Chain, Grouping, Roster, dealt_out
 from orchestrator.planning.space import ChainSet, Trial
@@ -130,6 +131,10 @@ class DeviceSpace:
                 *self._parted(grouping),
             )
         return found
+
+    def shown(self, state: Grouping) -> list[tuple[tuple[Team, ...], int]]:
+        """Every chain, once."""
+        return [(chain.teams, 1) for chain in self.chains(state)]
 
     def chains(self, state: Grouping) -> list[ChainSet]:
         """Every chain stands for itself."""

@@ -74,6 +74,7 @@ class GroupModel:
         self.memory = MemoryModel(problem, self.tables)
         self._numbers: dict[tuple[object, ...], int] = {}  # of teams and of links
         self._alike: dict[tuple[str, ...], int] = {}
+        self._chain_keys: ByIdentity[tuple[Team, ...], tuple[int, ...]] = ByIdentity()
         self._borders: dict[tuple[str, str], tuple[int, int]] = {}
         self._slowdowns: dict[tuple[str, ...], float] = {}
         self._links: dict[tuple[str, str], Link] = {}
@@ -102,7 +103,7 @@ class GroupModel:
         other = copy(self)
         other.problem, other.memory = problem, self.memory.following(problem)
         other._alike, other._borders, other._slowdowns, other._links = {}, {}, {}, {}
-        other._seen = {}
+        other._seen, other._chain_keys = {}, ByIdentity()
         return other
 
     def device(self, team: Team) -> Device:
@@ -125,8 +126,11 @@ class GroupModel:
             self._alike[team.device_ids] = found
         return found
 
-    def chain_key(self, teams: Sequence[Team]) -> tuple[int, ...]:
+    def chain_key(self, teams: tuple[Team, ...]) -> tuple[int, ...]:
         """What the cuts and curves of a chain of teams depend on."""
+        return self._chain_keys.of(teams, self._chain_key)
+
+    def _chain_key(self, teams: tuple[Team, ...]) -> tuple[int, ...]:
         found = [self.alike(team) for team in teams]
         for source, target in pairwise(teams):
             found += self._border(source, target)

@@ -4,7 +4,7 @@ Shape letters: S and U stages, B their borders, I and J layer borders (0 to L), 
 longest stage, C cuts, F figures.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
@@ -73,58 +73,77 @@ def cut_options(
 
 def busiest_s(cost: CostModel, teams: tuple[Team, ...], microbatch: int, schedule: str) -> float:
     """Of the longest stage or message, cut so that it lasts least; infinite when nothing fits."""
+    return _busiest(cost, teams, microbatch)[0]
+
+
+def _busiest(cost: CostModel, teams: tuple[Team, ...], microbatch: int) -> tuple[float, bool]:
+    """``busiest_s``, one microbatch in flight at a time, and whether gradient buckets fit, too."""
     if len(teams) > cost.problem.model.num_layers:
-        return inf
-    borders = _borders(cost, teams, microbatch)
-    for works in _works(cost, teams, microbatch, schedule):
-        least_s = min(_longest_s(work_SJI, borders) for work_SJI in works)
-        if least_s < inf:
-            return least_s
-    return inf
+        return inf, False
+    key = (cost.chain_key(teams), microbatch)
+    found = cost.busiest.get(key)
+    if found is None:
+        borders, one_S = _borders(cost, teams, microbatch), [1] * len(teams)
+        for replicated in (True, False):
+            work_SJI = _work(cost, teams, microbatch, one_S, replicated=replicated)
+            found = _longest_s(work_SJI, borders), replicated
+            if found[0] < inf:
+                break
+        cost.busiest[key] = found
+    return found
 
 
 def _cuts(
     cost: CostModel, teams: tuple[Team, ...], microbatch: int, schedule: str
 ) -> tuple[tuple[int, ...], ...]:
+    least_s, replicated = _busiest(cost, teams, microbatch)
+    if least_s == inf:
+        return ()
     prefixes = [cost.cutting.prefix(team, microbatch) for team in teams]
     borders = _borders(cost, teams, microbatch)
     found: set[tuple[int, ...]] = set()
-    least_s = inf
-    for works in _works(cost, teams, microbatch, schedule):
-        for work_SJI in works:
-            longest_s = _longest_s(work_SJI, borders)
-            if longest_s < least_s * (1 - SHORTER_RATIO):
-                found |= _search(work_SJI, prefixes, borders, longest_s)
-                least_s = longest_s
-        if found:
-            cuts_CB = np.array(sorted(found))
-            return _pareto(cuts_CB, _rated(cuts_CB, prefixes, borders, schedule))
-    return ()
+    one_S, plain_S = [1] * len(teams), range(len(teams), 0, -1)
+    work_SJI = _work(cost, teams, microbatch, one_S, replicated=replicated)
+    if schedule != "gpipe":
+        plain_SJI = _work(cost, teams, microbatch, plain_S, replicated=replicated)
+        longest_s = _longest_s(plain_SJI, borders)
+        if longest_s < inf:
+            found |= _search(plain_SJI, prefixes, borders, longest_s)
+    if not found or least_s < longest_s * (1 - SHORTER_RATIO):
+        found |= _search(work_SJI, prefixes, borders, least_s)
+    cuts_CB = np.array(sorted(found))
+    return _pareto(cuts_CB, _rated(cuts_CB, prefixes, borders, schedule))
 
 
 def _borders(cost: CostModel, teams: Sequence[Team], microbatch: int) -> list[Border]:
     return [cost.cutting.border(a, b, microbatch) for a, b in pairwise(teams)]
 
 
-def _works(
-    cost: CostModel, teams: Sequence[Team], microbatch: int, schedule: str
-) -> Iterator[list[list[FloatArray]]]:
-    """What each stage's layers take with less and less memory in flight; then without buckets."""
-    one_S, plain_S = [1] * len(teams), range(len(teams), 0, -1)
-    for replicated in (True, False):
-        yield [
-            [
-                cost.cutting.work(team, microbatch, held, replicated=replicated)
-                for team, held in zip(teams, held_S, strict=True)
-            ]
-            for held_S in ((one_S,) if schedule == "gpipe" else (plain_S, one_S))
-        ]
+def _work(
+    cost: CostModel,
+    teams: Sequence[Team],
+    microbatch: int,
+    held_S: Sequence[int],
+    *,
+    replicated: bool,
+) -> list[FloatArray]:
+    """What each stage's layers take where so many microbatches in flight fit."""
+    return [
+        cost.cutting.work(team, microbatch, held, replicated=replicated)
+        for team, held in zip(teams, held_S, strict=True)
+    ]
 
 
 def _longest_s(work_SJI: Sequence[FloatArray], borders: Sequence[Border]) -> float:
-    longest_J = work_SJI[0][:, 0]
+    """The least that the longest stage or message can last; stages have a layer at least."""
+    num_more = len(borders)  # stages still to come
+    here = slice(1, len(work_SJI[0]) - num_more)
+    longest_J = work_SJI[0][here, 0]
     for work_JI, border in zip(work_SJI[1:], borders, strict=True):
-        longest_J, _ = _least(np.maximum(np.maximum(longest_J, border.busy_s), work_JI))
+        end = slice(here.start + 1, here.stop + 1)
+        longest_J = np.maximum(longest_J, border.busy_s[here])
+        longest_J, _ = _least(np.maximum(longest_J, work_JI[end, here]))
+        here = end
     return float(longest_J[-1])
 
 

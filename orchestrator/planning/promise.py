@@ -1,5 +1,7 @@
 """What a tentative state promises before it has cuts: its score, at most or about."""
 
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from math import inf
 
 from orchestrator.planning.space import State
@@ -24,6 +26,7 @@ class Promise:
         microbatches = self._batch / self._cost.problem.microbatch_samples
         self._hope_factor = HOPE_FACTOR + HOPE_GRAIN / microbatches
         self._idle_score = -backlog_usd * self._cost.standing_usd_per_s
+        self._hopes = (self._without_traffic, self.hope)
         teams = evaluator.space.teams
         self._price = [self._cost.devices_usd_per_s(team.device_ids) for team in teams]
         self._worth = [
@@ -46,10 +49,35 @@ class Promise:
         whole = self._hope_factor * self._batch / self._evaluator.least_s(state)
         return self._at(state, whole) > score
 
+    def by_hope(
+        self,
+        states: Sequence[State],
+        least: float = -inf,
+        out_of_time: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[float, State]]:
+        """States and their ``hope`` where it is ``least`` or more, and finite; largest first.
+
+        Hopes are worked out as far as asked for: what devices alone, or pipelines without traffic
+        do bounds them. Ends when out of time.
+        """
+        bounds = ((self.most(state), 0, i) for i, state in enumerate(states))
+        heap = [(-most, step, i) for most, step, i in bounds if most >= least]
+        heapify(heap)
+        while heap and not out_of_time():
+            bound, step, i = heappop(heap)
+            if step == len(self._hopes):
+                yield -bound, states[i]
+            elif (hope := self._hopes[step](states[i])) >= least and hope > -inf:
+                heappush(heap, (-hope, step + 1, i))
+
     def hope(self, state: State) -> float:
         """About its J, traffic and all; minus infinity when it fits nowhere."""
         samples_per_s = self._evaluator.hoped_samples_per_s(state)
         return self.with_traffic(state, samples_per_s) if samples_per_s else -inf
+
+    def _without_traffic(self, state: State) -> float:
+        samples_per_s = self._evaluator.hoped_samples_per_s(state)
+        return self._at(state, samples_per_s) if samples_per_s else -inf
 
     def with_traffic(self, state: State, samples_per_s: float) -> float:
         """Its J if its pipelines alone would do so many samples a second."""

@@ -167,8 +167,9 @@ class Search:
                 if self._out_of_time():
                     return state
                 left -= 1
-                if self._promise.most(other) > hope and (its := self._promise.hope(other)) > hope:
-                    state, hope, improved = other, its, True
+                better = next(self._promise.by_hope([other], hope), None)
+                if better and better[0] > hope:
+                    (hope, state), improved = better, True
                     break
         return state
 
@@ -181,11 +182,10 @@ class Search:
         Of the two best kinds several shapes in every way, of the next ones the best one each.
         """
         space = self._evaluator.space
-        of_kind: dict[str, list[tuple[float, State]]] = {}
-        parts = (part for guess in guesses for part in space.by_kind(guess).items())
-        for kind, guess in self._while_in_time(dict.fromkeys(parts)):
-            if (hope := self._promise.hope(guess)) > -inf:
-                of_kind.setdefault(kind, []).append((hope, guess))
+        of_kind: dict[str, dict[State, None]] = {}
+        for guess in self._while_in_time(guesses):
+            for kind, part in space.by_kind(guess).items():
+                of_kind.setdefault(kind, {})[part] = None
         tops = sorted(filter(None, map(self._fitting, of_kind.values())), reverse=True)
         found: list[State] = []
         for most in range(2, len(tops) + 1):
@@ -193,13 +193,13 @@ class Search:
             found += [space.joined([guess for _, guess in chosen]) for chosen in product(*shapes)]
         return found
 
-    def _fitting(self, hopes: list[tuple[float, State]]) -> list[tuple[float, State]]:
+    def _fitting(self, shapes: Iterable[State]) -> list[tuple[float, State]]:
         """The best of the most promising ones that fit, by whole pipelines and sums."""
         found: list[tuple[float, State]] = []
-        for _, guess in sorted(hopes, reverse=True):
-            least_s = self._evaluator.least_s(guess)
+        for _, shape in self._promise.by_hope(list(shapes)):
+            least_s = self._evaluator.least_s(shape)
             if least_s < inf:
-                found.append((self._promise.with_traffic(guess, self._batch / least_s), guess))
+                found.append((self._promise.with_traffic(shape, self._batch / least_s), shape))
             if len(found) == NUM_FITTING or self._out_of_time():
                 break
         return sorted(found, reverse=True)[:NUM_JOINED]
@@ -215,7 +215,8 @@ class Search:
         """Add trials of the most promising ones, and of single teams, while there is time."""
         known = [*raw.values(), *([self._best] if self._best else [])]
         best = max(map(self._tolerable, known), default=-inf)
-        promising = islice(self._by_promise(guesses, best), most)
+        some = self._promise.by_hope(guesses, best, self._out_of_time if known else _never)
+        promising = (guess for _, guess in islice(some, most))
         for guess in chain(promising, filter(self._is_alone, guesses)):
             if (raw or self._best) and self._out_of_time():
                 break
@@ -228,16 +229,6 @@ class Search:
     def _tolerable(self, trial: Trial) -> float:
         """What another guess must score, before polish, to be worth a look."""
         return self.score(trial) - GUESS_RATIO * self._weight * trial.estimate.samples_per_s
-
-    def _by_promise(self, guesses: Sequence[State], score: float) -> list[State]:
-        """Guesses whose devices alone may score more, most promising first."""
-        hopes: list[tuple[float, int]] = []
-        for index, guess in enumerate(guesses):
-            if self._promise.most(guess) > score and (hope := self._promise.hope(guess)) > -inf:
-                hopes.append((-hope, index))
-            if self._out_of_time():
-                break
-        return [guesses[index] for _, index in sorted(hopes)]
 
     def _is_alone(self, state: State) -> bool:
         """Whether one device or team works; V needs the most samples per dollar, theirs."""
@@ -342,10 +333,7 @@ class Search:
         least = self._promise.hope(trial.state)
         least -= self._slack * self._weight * trial.estimate.samples_per_s
         while some := list(islice(states, NUM_NEAR)):
-            hopes = [
-                (-hope, i) for i, s in enumerate(some) if (hope := self._promise.hope(s)) >= least
-            ]
-            yield from (some[i] for _, i in sorted(hopes))
+            yield from (state for _, state in self._promise.by_hope(some, least))
 
     def _floor(self) -> float:
         """Below this a state is not even worth passing through."""
@@ -362,3 +350,7 @@ class Search:
 
     def _near(self, state: State, rng: np.random.Generator) -> Iterator[State]:
         return self._evaluator.space.near(state, self._evaluator.num_layers, rng)
+
+
+def _never() -> bool:
+    return False

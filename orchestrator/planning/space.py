@@ -45,8 +45,11 @@ class Space(Protocol):
     def near(self, state: State, longest: int, rng: np.random.Generator) -> Iterator[State]:
         """States one move away in random order; chains have at most ``longest`` teams."""
 
+    def shown(self, state: State) -> Sequence[tuple[tuple[Team, ...], int]]:
+        """The chains that a state is made of, and how many groups have such a one."""
+
     def chains(self, state: State) -> Sequence[ChainSet]:
-        """What a state is made of."""
+        """The same, and where groups lie."""
 
     def used(self, state: State) -> Sequence[tuple[int, int]]:
         """Indices into ``teams``, and how many of such a team are in use."""

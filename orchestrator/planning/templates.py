@@ -104,6 +104,10 @@ class ClassSpace:
 
     # What a state is made of ---------------------------------------------------------
 
+    def shown(self, state: Mix) -> list[tuple[tuple[Team, ...], int]]:
+        """A group of each template by itself."""
+        return [(self._shown(template), count) for template, count in state]
+
     def chains(self, state: Mix) -> list[ChainSet]:
         """A group of each template, shown where its like is always shown.
 

@@ -8,12 +8,13 @@ from copy import copy
 from dataclasses import replace
 from math import inf
 
+from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Group
 from orchestrator.core.slot import IDLE_ESTIMATE, PlanningProblem, StepEstimate
 from orchestrator.planning.assembling import Assembled, Assembler, replicated
 from orchestrator.planning.blocks import without_surcharges
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.curves import Curves, Option, common_end
+from orchestrator.planning.curves import SPAN, Curves, Option, common_end
 from orchestrator.planning.event import retime
 from orchestrator.planning.space import Space, State, Trial
 from orchestrator.planning.sums import Alike
@@ -21,6 +22,9 @@ from orchestrator.planning.variations import Variations
 
 ALIGN_RATIO = 0.02
 """Share of a step that gradient sums take from which on chains are also cut alike."""
+
+MOST_LOOKS = 3
+"""At ends of a step for which chains get their options."""
 
 POLISH_RATIO = 0.02
 POLISH_GRAIN = 0.3
@@ -177,17 +181,17 @@ class Evaluator:
     def _promised(self, state: State) -> tuple[float, float]:
         found = self._promises.get(state)
         if found is None:
-            chains = self.space.chains(state)
+            chains = self.space.shown(state)
             most = hoped = 0.0
             for schedule in self._schedules:
-                paces_G = [self._curves.paces(chain.teams, schedule) for chain in chains]
+                paces_G = [self._curves.paces(teams, schedule) for teams, _ in chains]
                 if not all(paces_G):
                     continue
                 for same_size in zip(*paces_G, strict=True):
                     rate = behind = 0.0
-                    for chain, pace in zip(chains, same_size, strict=True):
-                        rate += chain.alike.num_groups * pace.samples_per_s
-                        behind += chain.alike.num_groups * pace.behind
+                    for (_, count), pace in zip(chains, same_size, strict=True):
+                        rate += count * pace.samples_per_s
+                        behind += count * pace.behind
                     most = max(most, rate)
                     hoped = max(hoped, rate * self._batch / (self._batch + behind))
             found = self._promises[state] = most, hoped
@@ -202,16 +206,30 @@ class Evaluator:
         key = (state, schedule)
         found = self._choices.get(key)
         if found is None:
-            chains = self.space.chains(state)
-            counts = [chain.alike.num_groups for chain in chains]
-            num_groups = sum(counts)
-            options_G = [
-                self._curves.of(chain.teams, schedule, replicated=num_groups > 1)
-                for chain in chains
-            ]
-            fits = 0 < num_groups <= self._batch and all(options_G)
-            found = common_end(options_G, counts, self._batch) if fits else (inf, [])
+            chains = self.space.shown(state)
+            num_groups = sum(count for _, count in chains)
+            found = inf, []
+            if 0 < num_groups <= self._batch and (hoped := self.hoped_samples_per_s(state)):
+                found = self._at_about(self._batch / hoped, chains, schedule)
             self._choices[key] = found
+        return found
+
+    def _at_about(
+        self, end_s: float, chains: Sequence[tuple[tuple[Team, ...], int]], schedule: str
+    ) -> tuple[float, list[Option]]:
+        """The common end, and what reaches it, of options for this end, and for theirs if later."""
+        counts = [count for _, count in chains]
+        for _ in range(MOST_LOOKS):
+            options_G = [
+                self._curves.of(teams, schedule, end_s, replicated=sum(counts) > 1)
+                for teams, _ in chains
+            ]
+            if not all(options_G):
+                return inf, []
+            found = common_end(options_G, counts, self._batch)
+            if found[0] < SPAN * end_s or found[0] == inf:
+                break
+            end_s = found[0]
         return found
 
     def _assembled(self, state: State, schedule: str) -> Trial | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple, Self
 
 from orchestrator.core.cluster import Team
@@ -73,6 +74,14 @@ class CostModel(GroupModel):
     def fits(self, groups: Sequence[Group], schedule: str, *, replicated: bool) -> bool:
         """Whether every device holds its part."""
         return all(self.figures(group, schedule).fits[replicated] for group in groups)
+
+    def least_step_s(self, groups: Sequence[Group], schedule: str, *, replicated: bool) -> float:
+        """What a step lasts before gradients are summed; infinite where memory does not hold it."""
+        figures = [self.figures(group, schedule) for group in groups]
+        if not all([f.fits[replicated] for f in figures]):
+            return inf
+        update_s = max([f.update_s for f in figures]) + self.problem.model.step_overhead_s
+        return max([f.group_s for f in figures]) + update_s
 
     def evaluate(
         self,

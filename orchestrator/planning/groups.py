@@ -75,6 +75,7 @@ class GroupModel:
         self._numbers: dict[tuple[object, ...], int] = {}  # of teams and of links
         self._alike: dict[tuple[str, ...], int] = {}
         self._chain_keys: ByIdentity[tuple[Team, ...], tuple[int, ...]] = ByIdentity()
+        self._keys: ByIdentity[tuple[Stage, ...], tuple[int, ...]] = ByIdentity()
         self._borders: dict[tuple[str, str], tuple[int, int]] = {}
         self._slowdowns: dict[tuple[str, ...], float] = {}
         self._links: dict[tuple[str, str], Link] = {}
@@ -103,7 +104,7 @@ class GroupModel:
         other = copy(self)
         other.problem, other.memory = problem, self.memory.following(problem)
         other._alike, other._borders, other._slowdowns, other._links = {}, {}, {}, {}
-        other._seen, other._chain_keys = {}, ByIdentity()
+        other._seen, other._chain_keys, other._keys = {}, ByIdentity(), ByIdentity()
         return other
 
     def device(self, team: Team) -> Device:
@@ -138,6 +139,9 @@ class GroupModel:
 
     def key(self, stages: tuple[Stage, ...]) -> tuple[int, ...]:
         """What the figures of a chain depend on: teams, links between them, cuts."""
+        return self._keys.of(stages, self._key)
+
+    def _key(self, stages: tuple[Stage, ...]) -> tuple[int, ...]:
         found: list[int] = []
         last: Team | None = None
         for stage in stages:
@@ -215,6 +219,42 @@ class GroupModel:
             ),
         )
 
+    def most_microbatches(
+        self,
+        stages: tuple[Stage, ...],
+        microbatch: int,
+        end_s: float,
+        shift: tuple[int, int] | None = None,
+    ) -> float:
+        """How many pass the stages by a time at most, in closed form, whatever is in flight.
+
+        A stage waits until the first one reaches it, and has to be done with the last one early
+        enough.
+
+        Args:
+            stages: Of the group.
+            microbatch: Samples of each.
+            end_s: The time.
+            shift: A stage, and where it ends instead: only it and the next one are looked at.
+        """
+        chain = self._chain(stages, microbatch).chain
+        if shift is None:
+            return min(
+                (end_s - fill_s - drain_s) / work_s
+                for fill_s, drain_s, work_s in zip(
+                    chain.fill_s, chain.drain_s, chain.work_s, strict=True
+                )
+            )
+        s, border = shift
+        upper, lower = stages[s], stages[s + 1]
+        size = self.tables.boundary_bytes(border - 1, microbatch)
+        down, up = self.link(upper.team, lower.team), self.link(lower.team, upper.team)
+        upper_s = sum(self.stage_seconds(upper.team, upper.first_layer, border, microbatch))
+        lower_s = sum(self.stage_seconds(lower.team, border, lower.end_layer, microbatch))
+        further_s = end_s - chain.fill_s[s] - chain.drain_s[s]
+        trip_s = upper_s + down.latency_s + down.occupied_s(size) + up.latency_s + up.occupied_s(size)
+        return min(further_s / upper_s, (further_s - trip_s) / lower_s)
+
     def with_inflight(
         self,
         stages: tuple[Stage, ...],
@@ -232,7 +272,8 @@ class GroupModel:
         """
         longest = MOST_INFLIGHT_RATIO * len(stages)  # no stage holds more, whatever the share
         count = num_microbatches if schedule == "gpipe" else min(num_microbatches, longest)
-        key = (self.key(stages), microbatch, count, schedule, replicated)
+        chain_key = self.key(stages)
+        key = (chain_key, microbatch, count, schedule, replicated)
         inflight_S = self._inflight.get(key)
         if inflight_S is None:
             if schedule == "gpipe":
@@ -240,10 +281,14 @@ class GroupModel:
             else:
                 inflight_S = self._one_f_one_b_inflight(stages, microbatch, count, replicated)
             self._inflight[key] = inflight_S
-        return tuple(
-            Stage(s.team, s.first_layer, s.end_layer, inflight, s.splits)
-            for s, inflight in zip(stages, inflight_S, strict=True)
+        held = tuple(
+            [
+                Stage(s.team, s.first_layer, s.end_layer, inflight, s.splits)
+                for s, inflight in zip(stages, inflight_S, strict=True)
+            ]
         )
+        self._keys.of(held, lambda _: chain_key)
+        return held
 
     def _one_f_one_b_inflight(
         self, stages: tuple[Stage, ...], microbatch: int, count: int, replicated: bool
@@ -327,9 +372,7 @@ class GroupModel:
         busiest_s = max(compute_S)
         group_s, links_s = pipeline_s(chains, microbatches, inflight_S, schedule)
         group_s = max(group_s, busiest_s)  # sums differ in their last digits
-        peaks = tuple(
-            self.memory.peaks_bytes(group, schedule, replicated=many) for many in (False, True)
-        )
+        peaks = self.memory.peaks_bytes(group, schedule)
         usable = [self.memory.usable_bytes(stage.team) for stage in stages]
         last = chains[microbatches[-1]]
         ends = [group_s]
@@ -350,7 +393,7 @@ class GroupModel:
             ),
             egress_usd=sum(n * figures[m].egress_usd for m, n in sizes.items()),
             interpolated=any(f.interpolated for f in figures.values()),
-            peaks_bytes=(peaks[0], peaks[1]),
+            peaks_bytes=peaks,
             fits=(_all_below(peaks[0], usable), _all_below(peaks[1], usable)),
         )
 

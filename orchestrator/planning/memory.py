@@ -113,26 +113,27 @@ class MemoryModel:
         return min(most, int(room / per_microbatch)) if per_microbatch else most
 
     def peaks_bytes(
-        self, group: Group, schedule: str, *, replicated: bool = True
-    ) -> tuple[float, ...]:
-        """Peak bytes of a member of each stage.
+        self, group: Group, schedule: str
+    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Peak bytes of a member of each stage: alone, and replicated.
 
-        ``replicated``: other groups hold the layers too, so gradients are packed for their sum.
+        Replicated: other groups hold the layers too, so gradients are packed for their sum.
         """
         count, largest = len(group.microbatches), max(group.microbatches)
-        found = []
+        alone, packed = [], []
         for stage in group.stages:
             fixed, per_microbatch, bucket = self._parts_of(stage, largest)
             held = count if schedule == "gpipe" else min(count, stage.inflight)
-            found.append(fixed + held * per_microbatch + (bucket if replicated else 0.0))
-        return tuple(found)
+            alone.append(fixed + held * per_microbatch)
+            packed.append(alone[-1] + bucket)
+        return tuple(alone), tuple(packed)
 
     def error(self, groups: Sequence[Group], schedule: str, *, replicated: bool) -> str | None:
         """Which device lacks most memory, and how much; None when all fit."""
         margin_ratio = self._problem.memory_margin_ratio
         worst, message = 0.0, None
         for group in groups:
-            peaks = self.peaks_bytes(group, schedule, replicated=replicated)
+            peaks = self.peaks_bytes(group, schedule)[replicated]
             for stage, peak in zip(group.stages, peaks, strict=True):
                 usable = self.usable_bytes(stage.team)
                 if peak - usable > worst:

@@ -49,6 +49,11 @@ class Promise:
         whole = self._hope_factor * self._batch / self._evaluator.least_s(state)
         return self._at(state, whole) > score
 
+    def longest_s(self, state: State, score: float) -> float:
+        """How long a step of the state lasts at most if it scores more."""
+        devices = self._at(state, 0.0)
+        return self._weight * self._batch / (score - devices) if score > devices else inf
+
     def by_hope(
         self,
         states: Sequence[State],

@@ -243,16 +243,20 @@ class Search:
         return self._ascend(trial, self._evaluator.variations.all, evaluate)
 
     def _ascend(
-        self, trial: Trial, variations: Callable[[Trial], list[Variation]], evaluate: Evaluate
+        self, trial: Trial, variations: Callable[[Trial, float], list[Variation]], evaluate: Evaluate
     ) -> Trial:
         """First improvements until there is none, each looked for from where the last one was."""
         at, score = 0, self.score(trial)
         while not self._out_of_time():
-            moves = variations(trial)
+            longest_s = self._promise.longest_s(trial.state, score)
+            moves = variations(trial, longest_s)
             for i in (*range(at, len(moves)), *range(min(at, len(moves)))):
                 if self._out_of_time():
                     return trial
-                tried = (self._evaluator.priced(trial, found, evaluate) for found in moves[i]())
+                tried = (
+                    self._evaluator.priced(trial, found, evaluate, longest_s)
+                    for found in moves[i]()
+                )
                 better = next((t for t in tried if t and self.score(t) > score), None)
                 if better:
                     trial, at, score = better, i, self.score(better)

@@ -123,6 +123,7 @@ class GradientSums:
         self._alone = ByIdentity[tuple[Stage, ...], Alike]()
         self._cut_numbers: dict[tuple[int, ...], int] = {}
         self._rings: dict[tuple[int, ...], _Ring] = {}
+        self._costs: dict[tuple[tuple[int, ...], float], tuple[float, float]] = {}
         self._known: dict[tuple[int, ...], _Sums] = {}
 
     def together(
@@ -238,6 +239,13 @@ class GradientSums:
 
     def _ring(self, members: tuple[int, ...], size_bytes: float) -> tuple[float, float]:
         """Duration and dollars of one sum: every hop carries each chunk twice but for one round."""
+        key = (members, size_bytes)
+        found = self._costs.get(key)
+        if found is None:
+            found = self._costs[key] = self._ring_costs(members, size_bytes)
+        return found
+
+    def _ring_costs(self, members: tuple[int, ...], size_bytes: float) -> tuple[float, float]:
         ring = self._rings.get(members)
         if ring is None:
             ring = self._rings[members] = self._make_ring([self._members[m] for m in members])

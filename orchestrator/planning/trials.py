@@ -251,10 +251,14 @@ class Evaluator:
                 return other
         return found
 
-    def priced(self, trial: Trial, assembled: Assembled, evaluate: Evaluate) -> Trial | None:
-        """The trial with other groups; None when they do not fit memory."""
+    def priced(
+        self, trial: Trial, assembled: Assembled, evaluate: Evaluate, longest_s: float = inf
+    ) -> Trial | None:
+        """The trial with other groups; None when they do not fit memory, or take longer a step."""
         groups, alike = assembled
-        if not self.cost.fits(groups, trial.schedule, replicated=replicated(alike)):
+        many = replicated(alike)
+        least_s = self.cost.least_step_s(groups, trial.schedule, replicated=many)
+        if least_s == inf or least_s > longest_s:
             return None
         estimate = evaluate(groups, alike, trial.schedule)
         return Trial(trial.state, trial.schedule, groups, alike, estimate, trial.space)

@@ -16,7 +16,7 @@ Variation = Callable[[], Iterator[Assembled]]
 """A small change of a trial: what may come of it, worked out when asked."""
 
 _Shift = tuple[int, int] | None
-"""A cut, and by how many layers it moves."""
+"""A stage, and where it ends instead."""
 
 
 class Variations:
@@ -28,34 +28,50 @@ class Variations:
     def __init__(self, cost: CostModel, curves: Curves, assembler: Assembler) -> None:
         self._cost, self._curves, self._assembler = cost, curves, assembler
 
-    def of_cuts(self, trial: Trial) -> list[Variation]:
-        """One cut moved by one layer, in all groups that share it or in those cut alike."""
+    def of_cuts(self, trial: Trial, end_s: float) -> list[Variation]:
+        """One cut moved by one layer, in all groups that share it or in those cut alike.
+
+        ``end_s``: variations in which pipelines last longer are left out.
+        """
         groups = trial.groups
         cuts = sorted({stage.first_layer for group in groups for stage in group.stages[1:]})
-        return [partial(self._recut, trial, cut, step) for cut, step in product(cuts, (-1, 1))]
+        return [
+            partial(self._recut, trial, end_s, cut, step) for cut, step in product(cuts, (-1, 1))
+        ]
 
-    def _recut(self, trial: Trial, cut: int, step: int) -> Iterator[Assembled]:
+    def _recut(self, trial: Trial, end_s: float, cut: int, step: int) -> Iterator[Assembled]:
         groups, many = trial.groups, replicated(trial.alike)
-        moved = [_shifted(group.stages, cut, step) for group in groups]
-        movable = [g for g, stages in enumerate(moved) if stages]
+        places = [_place(group.stages, cut, step) for group in groups]
+        movable = [g for g, place in enumerate(places) if place is not None]
+        slow = {g for g in movable if not self._ends_by(groups[g], end_s, (places[g], cut + step))}
         patterns: dict[tuple[int, ...], list[int]] = {}
         for g in movable:
             patterns.setdefault(tuple([s.end_layer for s in groups[g].stages]), []).append(g)
         for chosen in [movable, *(patterns.values() if len(patterns) > 1 else ())]:
+            if not slow.isdisjoint(chosen):
+                continue
             changed = list(groups)
             for g in chosen:
                 share = groups[g].microbatches
                 stages = self._cost.with_inflight(
-                    moved[g], max(share), len(share), trial.schedule, replicated=many
+                    _shifted(groups[g].stages, places[g], cut + step), max(share), len(share), trial.schedule, replicated=many
                 )
                 changed[g] = Group(stages, share)
             if chosen:
                 yield tuple(changed), trial.alike
 
-    def all(self, trial: Trial) -> list[Variation]:
+    def _ends_by(self, group: Group, end_s: float, shift: tuple[int, int]) -> bool:
+        """Whether a group with its share may, if a stage ends elsewhere."""
+        *full, last = group.microbatches
+        size = max(group.microbatches)
+        count = len(full) + (last == size)
+        return count <= self._cost.most_microbatches(group.stages, size, end_s, shift)
+
+    def all(self, trial: Trial, end_s: float) -> list[Variation]:
         """A boundary or a microbatch size changed, or both, or a few samples moved.
 
-        Of sets of groups that are alike one is changed, or all of them.
+        Of sets of groups that are alike one is changed, or all of them. ``end_s``: variations in
+        which pipelines last longer are left out.
         """
         sets = _sets(trial)
         alike = [alike for _, _, alike in sets]
@@ -66,9 +82,16 @@ class Variations:
 
         def changed(shift: _Shift, size: int, k: int) -> Option | None:
             stages = _shifted(sets[k][0], *shift) if shift else sets[k][0]
-            return sized(stages, size) if stages else None
+            return sized(stages, size)
+
+        def most(shift: _Shift, size: int, k: int) -> float:
+            stages, _, one = sets[k]
+            count = self._cost.most_microbatches(stages, size, end_s, shift)
+            return one.num_groups * size * count
 
         options = [sized(stages, size) for stages, size, _ in sets]
+        most_K = [most(None, size, k) for k, (_, size, _) in enumerate(sets)]
+        spare = sum(most_K) - self._cost.problem.batch_samples
         kin: dict[tuple[object, ...], list[int]] = {}
         for k, (stages, size, one) in enumerate(sets):
             kin.setdefault((self._cost.key(stages), size, one.num_groups), []).append(k)
@@ -78,6 +101,7 @@ class Variations:
                 for mates in kin.values()
                 for how in self._changes(*sets[mates[0]][:2], alike)
                 for some in ((mates[:1], mates) if len(mates) > 1 else (mates,))
+                if len(some) * (most_K[some[0]] - most(*how, some[0])) <= spare
             ),
             *self._reshares(trial),
         ]
@@ -86,7 +110,12 @@ class Variations:
         self, stages: tuple[Stage, ...], now: int, alike: Sequence[Alike]
     ) -> list[tuple[_Shift, int]]:
         """How a cut may move and which size microbatches may have instead."""
-        shifts = [(stage.first_layer, step) for stage in stages[1:] for step in (-1, 1)]
+        shifts = [
+            (s, upper.end_layer + step)
+            for s, (upper, lower) in enumerate(pairwise(stages))
+            for step in (-1, 1)
+            if upper.first_layer < upper.end_layer + step < lower.end_layer
+        ]
         sizes = [size for size in self._curves.sizes if size != now]
         # Few microbatches make both matter at once: a larger one wants other cuts.
         both = product(shifts, sizes) if self._assembler.is_coarse(now, alike) else ()
@@ -148,14 +177,20 @@ def _sets(trial: Trial) -> list[tuple[tuple[Stage, ...], int, Alike]]:
     return list(found.values())
 
 
-def _shifted(stages: tuple[Stage, ...], cut: int, step: int) -> tuple[Stage, ...]:
-    """The stages with a cut moved; () when it is not theirs or a stage would be left empty."""
+def _place(stages: tuple[Stage, ...], cut: int, step: int) -> int | None:
+    """The stage that ends at a cut; None when there is none, or one would be left empty."""
     for s, (upper, lower) in enumerate(pairwise(stages)):
         if upper.end_layer == cut and upper.first_layer < cut + step < lower.end_layer:
-            return (
-                *stages[:s],
-                Stage(upper.team, upper.first_layer, cut + step),
-                Stage(lower.team, cut + step, lower.end_layer),
-                *stages[s + 2 :],
-            )
-    return ()
+            return s
+    return None
+
+
+def _shifted(stages: tuple[Stage, ...], s: int, border: int) -> tuple[Stage, ...]:
+    """The stages with another border after one of them."""
+    upper, lower = stages[s], stages[s + 1]
+    return (
+        *stages[:s],
+        Stage(upper.team, upper.first_layer, border),
+        Stage(lower.team, border, lower.end_layer),
+        *stages[s + 2 :],
+    )

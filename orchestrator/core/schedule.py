@@ -142,8 +142,12 @@ def list_schedule(
     """
     free_s: dict[Hashable, float] = {}
     finish_s = [0.0] * len(release_s)
-    for z in sorted(range(len(release_s)), key=lambda z: (release_s[z], z)):
-        start = max([release_s[z], *[free_s.get(o, 0.0) for o in owners[z]]])
-        finish_s[z] = start + duration_s[z]
-        free_s.update(dict.fromkeys(owners[z], finish_s[z]))
+    for z in sorted(range(len(release_s)), key=release_s.__getitem__):
+        start = release_s[z]
+        for owner in owners[z]:
+            if (free := free_s.get(owner, start)) > start:
+                start = free
+        finish_s[z] = finish = start + duration_s[z]
+        for owner in owners[z]:
+            free_s[owner] = finish
     return tuple(finish_s)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Group, Stage
@@ -32,7 +32,7 @@ class CostModel(GroupModel):
     def __init__(self, problem: PlanningProblem) -> None:
         super().__init__(problem)
         self.standing_usd_per_s = problem.cluster.standing_usd_per_s
-        self.cuts: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}  # of partition
+        self.cuts: dict[tuple[object, ...], tuple[Any, ...]] = {}  # of partition
         self.busiest: dict[tuple[object, ...], tuple[float, bool]] = {}  # as well
         self.cutting = CuttingTables(self)
         self.exact_ends_s: dict[tuple[object, ...], tuple[float, ...]] = {}  # of event

@@ -15,7 +15,7 @@ from orchestrator.core.plan import Stage
 from orchestrator.planning.bisection import bracket
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.groups import MOST_INFLIGHT_RATIO, GroupCurve
-from orchestrator.planning.partition import busiest_s, cut_options
+from orchestrator.planning.partition import Cuts, busiest_s, cut_options
 
 SPAN = 1.25
 """Ends of a step, up to this times the least one, that the same options of a chain serve."""
@@ -118,15 +118,19 @@ class Curves:
             for pace, size in zip(paces, self.sizes, strict=False)
         ]
         options: list[Option] = []
-        done = [0.0, 0.0]
+        done = (0.0,) * len(ends_s)
         for most, size in sorted(promised, reverse=True):
-            if all(promise < known for promise, known in zip(most, done, strict=True)):
+            if not _exceeds(most, done):
                 continue
-            for cuts in _few(self._cuts(teams, size, schedule)):
-                option = self.sized(_stages(teams, cuts), size, schedule, replicated=replicated)
+            for cuts in _few(cut_options(self._cost, teams, size, schedule)):
+                if not _exceeds([_most(cuts, size, end_s) for end_s in ends_s], done):
+                    continue
+                stages = _stages(teams, cuts.borders)
+                option = self.sized(stages, size, schedule, replicated=replicated)
                 if option:
                     options.append(option)
-                    done = [max(d, option.samples_by(t)) for d, t in zip(done, ends_s, strict=True)]
+                    mine = map(option.samples_by, ends_s)
+                    done = tuple(map(max, done, mine))
         kept = _envelope(options)
         self._forms[key] = tuple(
             _Form(tuple((s.first_layer, s.end_layer, s.inflight) for s in o.stages), o)
@@ -195,13 +199,6 @@ class Curves:
             )
         return found
 
-    def _cuts(
-        self, teams: tuple[Team, ...], size: int, schedule: str
-    ) -> tuple[tuple[int, ...], ...]:
-        """Those of dynamic programming at a size; where memory never binds, at the largest one."""
-        size = self.sizes[0] if self._is_roomy(teams) else size
-        return cut_options(self._cost, teams, size, schedule)
-
     def _is_roomy(self, teams: Sequence[Team]) -> bool:
         """Whether memory never binds."""
         return all(self._holds_all(team, len(teams)) for team in teams)
@@ -217,9 +214,22 @@ class Curves:
         return found
 
 
-def _few(cuts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _few(cuts: Sequence[Cuts]) -> list[Cuts]:
     """The shortest period, the least time in all, and one between; polish finds the others."""
     return list(dict.fromkeys(cuts[i] for i in (0, len(cuts) // 2, len(cuts) - 1))) if cuts else []
+
+
+def _most(cuts: Cuts, microbatch: int, time_s: float) -> float:
+    """The samples that cuts allow at most by a time."""
+    further_s = time_s - cuts.fill_drain_s
+    if further_s < 0:
+        return microbatch * time_s / cuts.fill_drain_s
+    return microbatch * (1 + further_s / cuts.busiest_s)
+
+
+def _exceeds(most: Sequence[float], done: Sequence[float]) -> bool:
+    """Whether more may be done by some time."""
+    return any([one > known for one, known in zip(most, done, strict=True)])
 
 
 def _stages(teams: Sequence[Team], cuts: Sequence[int]) -> tuple[Stage, ...]:

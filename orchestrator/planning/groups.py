@@ -26,6 +26,9 @@ SLOW_LINK_RATIO = 0.10  # of the longest stage: from here on more microbatches a
 
 MOST_INFLIGHT_RATIO = 4  # of plain 1F1B's: a message each way between neighbours, and one waiting
 
+KEY_LENGTH = 4
+"""Numbers of a stage in the key of a chain: its team, its first layer, links to the next."""
+
 MAX_FOLLOWED = 50_000
 """Chains up to which a later problem goes on with what is known: some 5 KiB each, in all."""
 
@@ -151,6 +154,19 @@ class GroupModel:
             found += (self.alike(last), stage.first_layer)
         found.append(stages[-1].end_layer)
         return tuple(found)
+
+    def shifted(self, stages: tuple[Stage, ...], s: int, border: int) -> tuple[Stage, ...]:
+        """The stages when one of them ends at another border, and the next one begins there."""
+        upper, lower = stages[s], stages[s + 1]
+        moved = (
+            *stages[:s],
+            Stage(upper.team, upper.first_layer, border),
+            Stage(lower.team, border, lower.end_layer),
+            *stages[s + 2 :],
+        )
+        key, place = self.key(stages), KEY_LENGTH * (s + 1) + 1
+        self._keys.of(moved, lambda _: (*key[:place], border, *key[place + 1 :]))
+        return moved
 
     def _border(self, source: Team, target: Team) -> tuple[int, int]:
         """Numbers of the links there and back: equal links share one."""
@@ -283,7 +299,9 @@ class GroupModel:
             self._inflight[key] = inflight_S
         held = tuple(
             [
-                Stage(s.team, s.first_layer, s.end_layer, inflight, s.splits)
+                s
+                if s.inflight == inflight
+                else Stage(s.team, s.first_layer, s.end_layer, inflight, s.splits)
                 for s, inflight in zip(stages, inflight_S, strict=True)
             ]
         )

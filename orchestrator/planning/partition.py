@@ -7,6 +7,7 @@ longest stage, C cuts, F figures.
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,14 @@ than plain 1F1B has."""
 
 TOGETHER = (4, 6)
 """Where ``THETAS`` are split: a table serves a few limits, as wide as the last one reaches."""
+
+
+class Cuts(NamedTuple):
+    """One way to cut a chain, and bounds of its pipeline."""
+
+    borders: tuple[int, ...]  # 0 and L included
+    busiest_s: float  # the least that its period can be
+    fill_drain_s: float
 
 
 def partition(
@@ -54,14 +63,14 @@ def partition(
             most,
             schedule,
         )
-        for cuts in cut_options(cost, teams, microbatch, schedule)
+        for cuts, _, _ in cut_options(cost, teams, microbatch, schedule)
     )
 
 
 def cut_options(
     cost: CostModel, teams: tuple[Team, ...], microbatch: int, schedule: str
-) -> tuple[tuple[int, ...], ...]:
-    """The borders of ``partition``'s options, 0 and L included; alike chains share them."""
+) -> tuple[Cuts, ...]:
+    """The cuts of ``partition``'s options; alike chains share them."""
     if len(teams) > cost.problem.model.num_layers:
         return ()
     key = (cost.chain_key(teams), microbatch, schedule)
@@ -95,7 +104,7 @@ def _busiest(cost: CostModel, teams: tuple[Team, ...], microbatch: int) -> tuple
 
 def _cuts(
     cost: CostModel, teams: tuple[Team, ...], microbatch: int, schedule: str
-) -> tuple[tuple[int, ...], ...]:
+) -> tuple[Cuts, ...]:
     least_s, replicated = _busiest(cost, teams, microbatch)
     if least_s == inf:
         return ()
@@ -228,7 +237,10 @@ def _least(block: FloatArray) -> tuple[FloatArray, IntArray]:
 def _rated(
     cuts_CB: IntArray, prefixes: Sequence[Prefix], borders: Sequence[Border], schedule: str
 ) -> list[tuple[float, ...]]:
-    """Period, fill and drain, and egress of all cuts at once: plain 1F1B, or GPipe."""
+    """Period, fill and drain, egress, and the least period of all cuts at once.
+
+    The first one with plain 1F1B's microbatches in flight, or GPipe's.
+    """
     shape = len(cuts_CB), len(prefixes)
     forward_CS, backward_CS = np.empty(shape), np.empty(shape)
     down_CS, up_CS, both_ways_CS, egress_CS = (np.zeros(shape) for _ in range(4))
@@ -246,24 +258,32 @@ def _rated(
     if schedule == "gpipe":
         period_C = np.maximum(forward_CS, down_CS).max(axis=1)
         period_C += np.maximum(backward_CS, up_CS).max(axis=1)
+        busiest_C = period_C
     else:
         # Circuits from stage s to u and back move u - s + 1 microbatches on (period_s).
         order = np.arange(shape[1])
         moved_SU = np.where(order[:, None] < order, order - order[:, None] + 1.0, inf)
         round_CSU = trip_CS[:, :, None] - (trip_CS - work_CS)[:, None, :]
         period_C = (round_CSU / moved_SU).max(axis=(1, 2))
-        period_C = np.maximum(period_C, np.max([work_CS, down_CS, up_CS], axis=(0, 2)))
-    figures_CF = np.stack([period_C, trip_CS[:, 0], egress_CS.sum(axis=1)], axis=1)
+        busiest_C = np.max([work_CS, down_CS, up_CS], axis=(0, 2))
+        period_C = np.maximum(period_C, busiest_C)
+    figures_CF = np.stack([period_C, trip_CS[:, 0], egress_CS.sum(axis=1), busiest_C], axis=1)
     return [tuple(row) for row in figures_CF.tolist()]
 
 
-def _pareto(cuts_CB: IntArray, rated: Sequence[tuple[float, ...]]) -> tuple[tuple[int, ...], ...]:
+def _pareto(cuts_CB: IntArray, rated: Sequence[tuple[float, ...]]) -> tuple[Cuts, ...]:
     """The cuts none of which is worse than another in every figure, shortest period first."""
+    figures = [one[:3] for one in rated]
     return tuple(
-        tuple(cuts)
-        for figures, cuts in sorted(zip(rated, cuts_CB.tolist(), strict=True))
+        Cuts(tuple(cuts), busiest_s, fill_drain_s)
+        for (period_s, fill_drain_s, usd, busiest_s), cuts in sorted(
+            zip(rated, cuts_CB.tolist(), strict=True)
+        )
         if not any(
-            other != figures and all(o <= f for o, f in zip(other, figures, strict=True))
-            for other in rated
+            other != (period_s, fill_drain_s, usd)
+            and other[0] <= period_s
+            and other[1] <= fill_drain_s
+            and other[2] <= usd
+            for other in figures
         )
     )

@@ -249,6 +249,7 @@ class Search:
         at, score = 0, self.score(trial)
         while not self._out_of_time():
             longest_s = self._promise.longest_s(trial.state, score)
+            longest_s -= self._evaluator.cost.balanced_sync_s(trial.groups, trial.alike)
             moves = variations(trial, longest_s)
             for i in (*range(at, len(moves)), *range(min(at, len(moves)))):
                 if self._out_of_time():

@@ -54,7 +54,7 @@ class Variations:
             for g in chosen:
                 share = groups[g].microbatches
                 stages = self._cost.with_inflight(
-                    _shifted(groups[g].stages, places[g], cut + step), max(share), len(share), trial.schedule, replicated=many
+                    self._cost.shifted(groups[g].stages, places[g], cut + step), max(share), len(share), trial.schedule, replicated=many
                 )
                 changed[g] = Group(stages, share)
             if chosen:
@@ -81,7 +81,7 @@ class Variations:
             return self._curves.sized(stages, size, trial.schedule, replicated=many)
 
         def changed(shift: _Shift, size: int, k: int) -> Option | None:
-            stages = _shifted(sets[k][0], *shift) if shift else sets[k][0]
+            stages = self._cost.shifted(sets[k][0], *shift) if shift else sets[k][0]
             return sized(stages, size)
 
         def most(shift: _Shift, size: int, k: int) -> float:
@@ -183,14 +183,3 @@ def _place(stages: tuple[Stage, ...], cut: int, step: int) -> int | None:
         if upper.end_layer == cut and upper.first_layer < cut + step < lower.end_layer:
             return s
     return None
-
-
-def _shifted(stages: tuple[Stage, ...], s: int, border: int) -> tuple[Stage, ...]:
-    """The stages with another border after one of them."""
-    upper, lower = stages[s], stages[s + 1]
-    return (
-        *stages[:s],
-        Stage(upper.team, upper.first_layer, border),
-        Stage(lower.team, border, lower.end_layer),
-        *stages[s + 2 :],
-    )

@@ -243,22 +243,36 @@ class Search:
         return self._ascend(trial, self._evaluator.variations.all, evaluate)
 
     def _ascend(
-        self, trial: Trial, variations: Callable[[Trial, float], list[Variation]], evaluate: Evaluate
+        self,
+        trial: Trial,
+        variations: Callable[[Trial, float], list[Variation]],
+        evaluate: Evaluate,
+        wanted: float = -inf,
     ) -> Trial:
-        """First improvements until there is none, each looked for from where the last one was."""
-        at, score = 0, self.score(trial)
+        """First improvements until there is none, each looked for from where the last one was.
+
+        Given up where another round of all variations, bringing as much as the last one, would
+        not reach the score that is wanted.
+        """
+        at, score, tried = 0, self.score(trial), 0
+        before = score
         while not self._out_of_time():
             longest_s = self._promise.longest_s(trial.state, score)
             longest_s -= self._evaluator.cost.balanced_sync_s(trial.groups, trial.alike)
             moves = variations(trial, longest_s)
+            if tried >= len(moves):
+                if 2 * score - before < wanted:
+                    break
+                before, tried = score, 0
             for i in (*range(at, len(moves)), *range(min(at, len(moves)))):
                 if self._out_of_time():
                     return trial
-                tried = (
-                    self._evaluator.priced(trial, found, evaluate, longest_s)
-                    for found in moves[i]()
+                tried += 1
+                found = (
+                    self._evaluator.priced(trial, assembled, evaluate, longest_s)
+                    for assembled in moves[i]()
                 )
-                better = next((t for t in tried if t and self.score(t) > score), None)
+                better = next((t for t in found if t and self.score(t) > score), None)
                 if better:
                     trial, at, score = better, i, self.score(better)
                     break
@@ -288,8 +302,9 @@ class Search:
             trial = max(self._evaluator.trials(state), key=self.score, default=None)
             if trial and (best is None or self._may_beat(trial, best)):
                 raw, of_cuts = trial, self._evaluator.variations.of_cuts
-                trial = self._ascend(raw, of_cuts, self._evaluator.estimate)
-                if best is None or self.score(trial) >= self.score(best) - self._margin(trial):
+                wanted = self.score(best) - self._margin(raw) if best else -inf
+                trial = self._ascend(raw, of_cuts, self._evaluator.estimate, wanted)
+                if self.score(trial) >= wanted:
                     trial = polished[state] = self.polish(trial, self._evaluator.estimate)
                 worth = self._weight * raw.estimate.samples_per_s
                 self._evaluator.polish_gain.learn((self.score(trial) - self.score(raw)) / worth)

@@ -26,9 +26,6 @@ SHORTER_RATIO = 0.01
 """By so much the longest stage must be shorter for cuts that let fewer microbatches be in flight
 than plain 1F1B has."""
 
-TOGETHER = (4, 6)
-"""Where ``THETAS`` are split: a table serves a few limits, as wide as the last one reaches."""
-
 
 class Cuts(NamedTuple):
     """One way to cut a chain, and bounds of its pipeline."""
@@ -169,7 +166,7 @@ def _search(
     # A hair above: the limit itself must pass whatever order its sums were taken in.
     limit_T = longest_s * (1 + 1e-9) * np.array(THETAS)
     found: set[tuple[int, ...]] = set()
-    for some_T in np.split(limit_T, TOGETHER):
+    for some_T in (limit_T[:-1], limit_T[-1:]):  # a table is as wide as its last limit reaches
         reach_S = _reach(prefixes, float(some_T[-1]))
         found |= _least_total(work_SJI, borders, some_T, reach_S)
     return found

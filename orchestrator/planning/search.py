@@ -196,7 +196,9 @@ class Search:
     def _fitting(self, shapes: Iterable[State]) -> list[tuple[float, State]]:
         """The best of the most promising ones that fit, by whole pipelines and sums."""
         found: list[tuple[float, State]] = []
-        for _, shape in self._promise.by_hope(list(shapes)):
+        for hope, shape in self._promise.by_hope(list(shapes)):
+            if len(found) >= NUM_JOINED and hope < sorted(found, reverse=True)[NUM_JOINED - 1][0]:
+                break
             least_s = self._evaluator.least_s(shape)
             if least_s < inf:
                 found.append((self._promise.with_traffic(shape, self._batch / least_s), shape))

@@ -78,7 +78,7 @@ class CostModel(GroupModel):
     def least_step_s(self, groups: Sequence[Group], schedule: str, *, replicated: bool) -> float:
         """What a step lasts before gradients are summed; infinite where memory does not hold it."""
         figures = [self.figures(group, schedule) for group in groups]
-        if not all([f.fits[replicated] for f in figures]):
+        if not all(f.fits[replicated] for f in figures):
             return inf
         update_s = max([f.update_s for f in figures]) + self.problem.model.step_overhead_s
         return max([f.group_s for f in figures]) + update_s

@@ -83,7 +83,7 @@ class Curves:
         self._cost, problem = cost, cost.problem
         self._batch = problem.batch_samples
         self.sizes = microbatch_sizes(problem.microbatch_samples)
-        self._options: dict[tuple[tuple[Team, ...], str, bool], tuple[Option, ...]] = {}
+        self._options: dict[tuple[object, ...], tuple[Option, ...]] = {}
         self._forms: dict[tuple[object, ...], tuple[_Form, ...]] = before._forms if before else {}
         self._paces: dict[tuple[object, ...], tuple[Pace, ...]] = before._paces if before else {}
         self._seconds: dict[int, tuple[float, ...]] = before._seconds if before else {}
@@ -229,7 +229,7 @@ def _most(cuts: Cuts, microbatch: int, time_s: float) -> float:
 
 def _exceeds(most: Sequence[float], done: Sequence[float]) -> bool:
     """Whether more may be done by some time."""
-    return any([one > known for one, known in zip(most, done, strict=True)])
+    return any(one > known for one, known in zip(most, done, strict=True))
 
 
 def _stages(teams: Sequence[Team], cuts: Sequence[int]) -> tuple[Stage, ...]:

@@ -268,7 +268,9 @@ class GroupModel:
         upper_s = sum(self.stage_seconds(upper.team, upper.first_layer, border, microbatch))
         lower_s = sum(self.stage_seconds(lower.team, border, lower.end_layer, microbatch))
         further_s = end_s - chain.fill_s[s] - chain.drain_s[s]
-        trip_s = upper_s + down.latency_s + down.occupied_s(size) + up.latency_s + up.occupied_s(size)
+        trip_s = (
+            upper_s + down.latency_s + down.occupied_s(size) + up.latency_s + up.occupied_s(size)
+        )
         return min(further_s / upper_s, (further_s - trip_s) / lower_s)
 
     def with_inflight(

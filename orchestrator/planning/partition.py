@@ -90,11 +90,11 @@ def _busiest(cost: CostModel, teams: tuple[Team, ...], microbatch: int) -> tuple
     found = cost.busiest.get(key)
     if found is None:
         borders, one_S = _borders(cost, teams, microbatch), [1] * len(teams)
-        for replicated in (True, False):
-            work_SJI = _work(cost, teams, microbatch, one_S, replicated=replicated)
-            found = _longest_s(work_SJI, borders), replicated
-            if found[0] < inf:
-                break
+        every = (
+            (_longest_s(_work(cost, teams, microbatch, one_S, replicated=many), borders), many)
+            for many in (True, False)
+        )
+        found = next((one for one in every if one[0] < inf), (inf, False))
         cost.busiest[key] = found
     return found
 

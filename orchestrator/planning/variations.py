@@ -41,20 +41,29 @@ class Variations:
 
     def _recut(self, trial: Trial, end_s: float, cut: int, step: int) -> Iterator[Assembled]:
         groups, many = trial.groups, replicated(trial.alike)
-        places = [_place(group.stages, cut, step) for group in groups]
-        movable = [g for g, place in enumerate(places) if place is not None]
-        slow = {g for g in movable if not self._ends_by(groups[g], end_s, (places[g], cut + step))}
+        places = {
+            g: place
+            for g, group in enumerate(groups)
+            if (place := _place(group.stages, cut, step)) is not None
+        }
+        slow = {
+            g for g, s in places.items() if not self._ends_by(groups[g], end_s, (s, cut + step))
+        }
         patterns: dict[tuple[int, ...], list[int]] = {}
-        for g in movable:
+        for g in places:
             patterns.setdefault(tuple([s.end_layer for s in groups[g].stages]), []).append(g)
-        for chosen in [movable, *(patterns.values() if len(patterns) > 1 else ())]:
+        for chosen in [list(places), *(patterns.values() if len(patterns) > 1 else ())]:
             if not slow.isdisjoint(chosen):
                 continue
             changed = list(groups)
             for g in chosen:
                 share = groups[g].microbatches
                 stages = self._cost.with_inflight(
-                    self._cost.shifted(groups[g].stages, places[g], cut + step), max(share), len(share), trial.schedule, replicated=many
+                    self._cost.shifted(groups[g].stages, places[g], cut + step),
+                    max(share),
+                    len(share),
+                    trial.schedule,
+                    replicated=many,
                 )
                 changed[g] = Group(stages, share)
             if chosen:

@@ -35,13 +35,15 @@ def seeds(stock: Stock, seconds_per_sample: Sequence[float], most_groups: int) -
     ]
     fastest = sorted(range(len(stock.classes)), key=lambda c: (speed[c], c))
     seen: set[Mix] = set()
-    for mix in _guesses(stock, fastest, most_groups):
+    for mix in _guesses(stock, fastest, seconds_per_sample, most_groups):
         if mix and mix not in seen and stock.fits(mix):
             seen.add(mix)
             yield mix
 
 
-def _guesses(stock: Stock, fastest: Sequence[int], most_groups: int) -> Iterator[Mix]:
+def _guesses(
+    stock: Stock, fastest: Sequence[int], seconds_per_sample: Sequence[float], most_groups: int
+) -> Iterator[Mix]:
     """Those that use all devices in few shapes come first: there may be time for no more."""
     shapes: list[list[tuple[Template, int]]] = []
     num_nodes = sum(len(one.nodes) for one in stock.classes)
@@ -52,6 +54,8 @@ def _guesses(stock: Stock, fastest: Sequence[int], most_groups: int) -> Iterator
             yield _first_of(shapes[-1], most_groups)
         template = _through_all_nodes(stock, fastest, size, depth)
         yield _first_of([(template, stock.most(template))], most_groups) if template else ()
+    for template in _in_best_teams(stock, fastest, seconds_per_sample):
+        yield _first_of([(template, stock.most(template))], most_groups)
     devices = [c for c in fastest for _ in range(stock.classes[c].num_devices)]
     for depth in DEPTHS[1:]:
         if num_groups := min(len(devices) // depth, most_groups):
@@ -80,6 +84,28 @@ def _through_all_nodes(stock: Stock, fastest: Sequence[int], size: int, depth: i
         for _ in range(count)
     )
     return stock.apart(template) if len(template) > 1 else ()
+
+
+def _in_best_teams(
+    stock: Stock, fastest: Sequence[int], seconds_per_sample: Sequence[float]
+) -> Iterator[Template]:
+    """Chains with the same part of every class each, in the teams that make most of its devices.
+
+    One, two, four and so on share the cluster; too small classes are left out.
+    """
+    num_chains = 1
+    while num_chains <= max(one.num_devices for one in stock.classes):
+        template: list[Piece] = []
+        for c in fastest:
+            one = stock.classes[c]
+            each = one.num_devices // num_chains
+            sizes = [size for size in one.sizes if size <= each]
+            if sizes:
+                size = min(sizes, key=lambda s: (s * seconds_per_sample[stock.index_of[c, s]], s))
+                template += [(c, size)] * (each // size)
+        for pieces in (tuple(template), tuple(template[::-1])):
+            yield from (pieces, stock.apart(pieces))
+        num_chains *= 2
 
 
 def _some_of(

@@ -112,7 +112,7 @@ class Curves:
             return tuple([form.on(teams) for form in forms])
         ends_s = (SPAN ** (span - 1), SPAN**span)
         most_cut = 1 if self._is_roomy(teams) else len(self.sizes)
-        paces = self._build_paces(teams, schedule, most_cut)
+        paces = self._build_paces(teams, most_cut)
         promised = [
             (tuple([BOUND_SLACK * pace.samples_by(end_s, size) for end_s in ends_s]), size)
             for pace, size in zip(paces, self.sizes, strict=False)
@@ -156,30 +156,28 @@ class Curves:
             most_samples=size * curve.max_microbatches,
         )
 
-    def paces(self, teams: tuple[Team, ...], schedule: str) -> tuple[Pace, ...]:
+    def paces(self, teams: tuple[Team, ...]) -> tuple[Pace, ...]:
         """About how fast a chain is at each of ``sizes``, before it has cuts; () if none fits.
 
         It is cut so that the busiest stage lasts least at the largest size that fits and, where
         memory binds, at the next one; at smaller ones that stage takes as much of the whole
         model's time. All other stages are taken to last as long as if cuts were continuous.
         """
-        key = (self._cost.chain_key(teams), schedule)
+        key = self._cost.chain_key(teams)
         found = self._paces.get(key)
         if found is None:
-            found = self._build_paces(teams, schedule, 1 if self._is_roomy(teams) else 2)
+            found = self._build_paces(teams, 1 if self._is_roomy(teams) else 2)
             self._paces[key] = found
         return found
 
-    def _build_paces(
-        self, teams: tuple[Team, ...], schedule: str, most_cut: int
-    ) -> tuple[Pace, ...]:
+    def _build_paces(self, teams: tuple[Team, ...], most_cut: int) -> tuple[Pace, ...]:
         seconds = [self.seconds_per_sample(team) for team in teams]
         slowest = max(seconds)
         found: list[Pace] = []
         num_cut, rate = 0, 0.0
         for i, size in enumerate(self.sizes):
             if num_cut < most_cut:
-                rate = size / busiest_s(self._cost, teams, size, schedule)
+                rate = size / busiest_s(self._cost, teams, size)
                 num_cut += rate > 0
             else:
                 rate *= slowest[i - 1] / slowest[i]

@@ -77,7 +77,7 @@ def cut_options(
     return found
 
 
-def busiest_s(cost: CostModel, teams: tuple[Team, ...], microbatch: int, schedule: str) -> float:
+def busiest_s(cost: CostModel, teams: tuple[Team, ...], microbatch: int) -> float:
     """Of the longest stage or message, cut so that it lasts least; infinite when nothing fits."""
     return _busiest(cost, teams, microbatch)[0]
 

@@ -26,7 +26,6 @@ class Promise:
         microbatches = self._batch / self._cost.problem.microbatch_samples
         self._hope_factor = HOPE_FACTOR + HOPE_GRAIN / microbatches
         self._idle_score = -backlog_usd * self._cost.standing_usd_per_s
-        self._hopes = (self._without_traffic, self.hope)
         teams = evaluator.space.teams
         self._price = [self._cost.devices_usd_per_s(team.device_ids) for team in teams]
         self._worth = [
@@ -65,14 +64,15 @@ class Promise:
         Hopes are worked out as far as asked for: what devices alone, or pipelines without traffic
         do bounds them. Ends when out of time.
         """
+        hopes = self._without_traffic, self.hope
         bounds = ((self.most(state), 0, i) for i, state in enumerate(states))
         heap = [(-most, step, i) for most, step, i in bounds if most >= least]
         heapify(heap)
         while heap and not out_of_time():
             bound, step, i = heappop(heap)
-            if step == len(self._hopes):
+            if step == len(hopes):
                 yield -bound, states[i]
-            elif (hope := self._hopes[step](states[i])) >= least and hope > -inf:
+            elif (hope := hopes[step](states[i])) >= least and hope > -inf:
                 heappush(heap, (-hope, step + 1, i))
 
     def hope(self, state: State) -> float:

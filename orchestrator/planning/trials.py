@@ -183,17 +183,14 @@ class Evaluator:
         if found is None:
             chains = self.space.shown(state)
             most = hoped = 0.0
-            for schedule in self._schedules:
-                paces_G = [self._curves.paces(teams, schedule) for teams, _ in chains]
-                if not all(paces_G):
-                    continue
-                for same_size in zip(*paces_G, strict=True):
-                    rate = behind = 0.0
-                    for (_, count), pace in zip(chains, same_size, strict=True):
-                        rate += count * pace.samples_per_s
-                        behind += count * pace.behind
-                    most = max(most, rate)
-                    hoped = max(hoped, rate * self._batch / (self._batch + behind))
+            paces_G = [self._curves.paces(teams) for teams, _ in chains]
+            for same_size in zip(*paces_G, strict=True) if all(paces_G) else ():
+                rate = behind = 0.0
+                for (_, count), pace in zip(chains, same_size, strict=True):
+                    rate += count * pace.samples_per_s
+                    behind += count * pace.behind
+                most = max(most, rate)
+                hoped = max(hoped, rate * self._batch / (self._batch + behind))
             found = self._promises[state] = most, hoped
         return found
 

@@ -42,6 +42,16 @@ def test_first_guesses_have_no_more_groups_than_samples() -> None:
     assert any(len(mix) > 1 and {c for t, _ in mix for c, _ in t} == {0, 1} for mix in guesses)
 
 
+def test_first_guesses_share_every_class_in_the_teams_that_make_most_of_it() -> None:
+    """Two of the second class do six times as much as one; the third is too small to be shared."""
+    nodes = ((0, 1, 2, 3),), ((4, 5, 6, 7),), ((8,),)
+    stock = Stock([DeviceClass(n, (1, 2)[: len(n[0])]) for n in nodes])
+    assert stock.pieces == [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1)]
+    guesses = set(seeds(stock, [1.0, 0.8, 6.0, 1.0, 9.0], 99))
+    assert ((((0, 1), (0, 1), (1, 2)), 2),) in guesses
+    assert ((((1, 2), (0, 1), (0, 1)), 2),) in guesses
+
+
 def test_one_deep_chain_becomes_two_that_are_led_by_a_device_of_its_first_class() -> None:
     """Where only that class holds the first layers, splitting the chain leads nowhere."""
     stock = Stock([DeviceClass(((0,), (1,), (2,), (3,)), (1,)), DeviceClass(((4, 5),), (1,))])

@@ -57,11 +57,11 @@ def test_nothing_is_returned_when_no_cut_fits_or_layers_are_fewer_than_stages():
     devices = [make_device(f"d-{i}", memory_bytes=10**6) for i in range(2)]
     cost, teams = chain(devices, make_profile(num_layers=4))
     assert partition(cost, teams, 1, "1f1b") == ()
-    assert busiest_s(cost, teams, 1, "1f1b") == inf
+    assert busiest_s(cost, teams, 1) == inf
     roomy = [make_device(f"d-{i}") for i in range(5)]
     cost, teams = chain(roomy, make_profile(num_layers=4))
     assert partition(cost, teams, 1, "1f1b") == ()
-    assert busiest_s(cost, teams, 1, "1f1b") == inf
+    assert busiest_s(cost, teams, 1) == inf
 
 
 def test_what_fits_only_with_fewer_microbatches_in_flight_is_still_offered():
@@ -92,7 +92,7 @@ def test_first_option_has_the_shortest_possible_busiest_stage(seed):
     )
     options = partition(cost, teams, 1, "1f1b")
     assert min(busiest(cuts_of(o)) for o in options) == pytest.approx(best, rel=1e-9)
-    assert busiest_s(cost, teams, 1, "1f1b") == pytest.approx(best, rel=1e-9)
+    assert busiest_s(cost, teams, 1) == pytest.approx(best, rel=1e-9)
     assert 1 <= len(options) <= 7
 
 
@@ -159,12 +159,14 @@ def test_no_option_is_worse_than_another_in_the_figures_of_the_cost_model(seed, 
     rng = np.random.default_rng(seed)
     cost, teams = random_chain(rng, int(rng.integers(2, 7)), 14)
     figures = []
-    for cuts in cut_options(cost, teams, 1, schedule):
+    for cuts, period_s, fill_drain_s in cut_options(cost, teams, 1, schedule):
         plain = tuple(
             Stage(team, first, end, inflight=len(teams) - s)
             for s, (team, (first, end)) in enumerate(zip(teams, pairwise(cuts), strict=True))
         )
         curve = cost.curve(plain, 1, schedule)
+        assert period_s <= curve.period_s * (1 + 1e-9)
+        assert fill_drain_s == pytest.approx(curve.fill_drain_s)
         figures.append((curve.period_s, curve.fill_drain_s, cost.egress_usd(plain, 1)))
     for a, b in pairwise(figures):
         assert a[0] <= b[0] * (1 + 1e-12)
@@ -198,7 +200,7 @@ def test_every_limit_on_the_longest_stage_gives_the_least_total_time(seed):
         cost, teams = random_chain(rng, int(rng.integers(2, 5)), NUM_LAYERS)
         cuts = combinations(range(1, NUM_LAYERS), len(teams) - 1)
         every = [found for c in cuts if (found := rated(cost, teams, (0, *c, NUM_LAYERS)))]
-    options = [rated(cost, teams, c) for c in cut_options(cost, teams, 1, "1f1b")]
+    options = [rated(cost, teams, c) for c, _, _ in cut_options(cost, teams, 1, "1f1b")]
     for theta in THETAS:
         limit_s = min(every)[0] * theta * (1 + 1e-9)
         least_s = min(total for longest, total in every if longest <= limit_s)

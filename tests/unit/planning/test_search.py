@@ -1,6 +1,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, permutations, product
+from math import inf
 
 import numpy as np
 import pytest
@@ -11,14 +12,13 @@ from benchmarks.builders import make_cluster, make_device, make_problem, make_pr
 from orchestrator.core.cluster import Device, Link, make_team
 from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile
 from orchestrator.core.plan import Group, Stage
-from orchestrator.core.slot import PlanningProblem, StepEstimate
+from orchestrator.core.slot import PlanningProblem
 from orchestrator.planning import groups as groups_module
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.grouping import DeviceSpace
 from orchestrator.planning.roster import Roster
 from orchestrator.planning.search import Search
 from orchestrator.planning.space import Space, Trial
-from orchestrator.planning.sums import Alike
 from orchestrator.planning.templates import ClassSpace
 from orchestrator.planning.trials import Evaluator
 from orchestrator.planning.waterfill import as_microbatches
@@ -360,19 +360,23 @@ def test_search_stops_when_told_and_returns_the_best_so_far() -> None:
 
 def test_polish_stops_amid_its_variations_when_told() -> None:
     """At a thousand devices the variations of one trial take seconds."""
-    problem, looks = demo_problem(), 0
+    problem = demo_problem()
     used, polished = evaluator(problem), search(problem)[1][0]
-
-    def evaluate(groups: Sequence[Group], alike: Sequence[Alike], schedule: str) -> StepEstimate:
-        nonlocal looks
-        looks += 1
-        return used.estimate(groups, alike, schedule)
-
     trial = used.trials(polished.state)[0]
-    Search(used, 1.0, 0.0, lambda: False).polish(trial, evaluate)
-    all_looks, looks = looks, 0
-    Search(used, 1.0, 0.0, lambda: looks >= 2).polish(trial, evaluate)
-    assert looks < 8 < all_looks
+
+    def asked(most: float) -> int:
+        count = 0
+
+        def out_of_time() -> bool:
+            nonlocal count
+            count += 1
+            return count > most
+
+        Search(used, 1.0, 0.0, out_of_time).polish(trial, used.estimate)
+        return count
+
+    assert asked(inf) > 8
+    assert asked(2) == 3
 
 
 def test_model_that_fits_nowhere_has_no_trial() -> None:

@@ -38,7 +38,7 @@ DETOUR_RATIO = 0.15
 """States that promise less than the best score by more than this, relative to what the best
 one's samples are worth, are not climbed through."""
 
-NUM_SKETCHES, NUM_SKETCHED = 1, 300
+NUM_SKETCHES, NUM_SKETCHED = 1, 100
 """First guesses from which a climb is sketched in states that have no cuts yet, and how many of
 these it sees: a look at one takes a thirtieth of the time."""
 

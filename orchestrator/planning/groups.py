@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Self
 
-from orchestrator.core.cluster import Device, Link, Team
+from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Group, Stage
 from orchestrator.core.slot import PlanningProblem
 from orchestrator.planning.identity import ByIdentity
-from orchestrator.planning.memory import MemoryModel
+from orchestrator.planning.likeness import Likeness
 from orchestrator.planning.pipeline import (
     Chain,
     best_inflight,
@@ -20,14 +20,10 @@ from orchestrator.planning.pipeline import (
     pipeline_s,
     steady,
 )
-from orchestrator.planning.tables import LayerTables
 
 SLOW_LINK_RATIO = 0.10  # of the longest stage: from here on more microbatches are kept in flight
 
 MOST_INFLIGHT_RATIO = 4  # of plain 1F1B's: a message each way between neighbours, and one waiting
-
-KEY_LENGTH = 4
-"""Numbers of a stage in the key of a chain: its team, its first layer, links to the next."""
 
 MAX_FOLLOWED = 50_000
 """Chains up to which a later problem goes on with what is known: some 5 KiB each, in all."""
@@ -65,23 +61,14 @@ class GroupFigures(NamedTuple):
     fits: tuple[bool, bool]  # memory: alone, replicated
 
 
-class GroupModel:
+class GroupModel(Likeness):
     """Times of groups in one PlanningProblem. What is computed once serves all that are alike.
 
     Source: docs/model.md, sections 3.2 to 3.5.
     """
 
     def __init__(self, problem: PlanningProblem) -> None:
-        self.problem = problem
-        self.tables = LayerTables(problem.model)
-        self.memory = MemoryModel(problem, self.tables)
-        self._numbers: dict[tuple[object, ...], int] = {}  # of teams and of links
-        self._alike: dict[tuple[str, ...], int] = {}
-        self._chain_keys: ByIdentity[tuple[Team, ...], tuple[int, ...]] = ByIdentity()
-        self._keys: ByIdentity[tuple[Stage, ...], tuple[int, ...]] = ByIdentity()
-        self._borders: dict[tuple[str, str], tuple[int, int]] = {}
-        self._slowdowns: dict[tuple[str, ...], float] = {}
-        self._links: dict[tuple[str, str], Link] = {}
+        super().__init__(problem)
         self._seconds: dict[tuple[int, int, int, int], tuple[float, float]] = {}
         self._updates: dict[tuple[int, int, int], float] = {}
         self._chains: dict[tuple[object, ...], _ChainFigures] = {}
@@ -105,86 +92,9 @@ class GroupModel:
         ):
             return None
         other = copy(self)
-        other.problem, other.memory = problem, self.memory.following(problem)
-        other._alike, other._borders, other._slowdowns, other._links = {}, {}, {}, {}
-        other._seen, other._chain_keys, other._keys = {}, ByIdentity(), ByIdentity()
+        other._look_anew(problem, self.memory.following(problem))
+        other._seen = {}
         return other
-
-    def device(self, team: Team) -> Device:
-        """The first member of a team: the endpoint of its links."""
-        return self.problem.cluster.device(team.device_ids[0])
-
-    def link(self, source: Team, target: Team) -> Link:
-        """The path between two teams. Raises ValueError when nobody described it."""
-        key = (source.device_ids[0], target.device_ids[0])
-        if key not in self._links:
-            self._links[key] = self.problem.cluster.link(self.device(source), self.device(target))
-        return self._links[key]
-
-    def alike(self, team: Team) -> int:
-        """A number that teams share when their times and memory are equal."""
-        found = self._alike.get(team.device_ids)
-        if found is None:
-            figures = (team.kind, team.size, self.slowdown(team), self.memory.usable_bytes(team))
-            found = self._numbers.setdefault(figures, len(self._numbers))
-            self._alike[team.device_ids] = found
-        return found
-
-    def chain_key(self, teams: tuple[Team, ...]) -> tuple[int, ...]:
-        """What the cuts and curves of a chain of teams depend on."""
-        return self._chain_keys.of(teams, self._chain_key)
-
-    def _chain_key(self, teams: tuple[Team, ...]) -> tuple[int, ...]:
-        found = [self.alike(team) for team in teams]
-        for source, target in pairwise(teams):
-            found += self._border(source, target)
-        return tuple(found)
-
-    def key(self, stages: tuple[Stage, ...]) -> tuple[int, ...]:
-        """What the figures of a chain depend on: teams, links between them, cuts."""
-        return self._keys.of(stages, self._key)
-
-    def _key(self, stages: tuple[Stage, ...]) -> tuple[int, ...]:
-        found: list[int] = []
-        last: Team | None = None
-        for stage in stages:
-            if last is not None:
-                found += self._border(last, stage.team)
-            last = stage.team
-            found += (self.alike(last), stage.first_layer)
-        found.append(stages[-1].end_layer)
-        return tuple(found)
-
-    def shifted(self, stages: tuple[Stage, ...], s: int, border: int) -> tuple[Stage, ...]:
-        """The stages when one of them ends at another border, and the next one begins there."""
-        upper, lower = stages[s], stages[s + 1]
-        moved = (
-            *stages[:s],
-            Stage(upper.team, upper.first_layer, border),
-            Stage(lower.team, border, lower.end_layer),
-            *stages[s + 2 :],
-        )
-        key, place = self.key(stages), KEY_LENGTH * (s + 1) + 1
-        self._keys.of(moved, lambda _: (*key[:place], border, *key[place + 1 :]))
-        return moved
-
-    def _border(self, source: Team, target: Team) -> tuple[int, int]:
-        """Numbers of the links there and back: equal links share one."""
-        ends = (source.device_ids[0], target.device_ids[0])
-        found = self._borders.get(ends)
-        if found is None:
-            both = (self.link(source, target), self.link(target, source))
-            down, up = (self._numbers.setdefault(link.figures, len(self._numbers)) for link in both)
-            found = self._borders[ends] = (down, up)
-        return found
-
-    def slowdown(self, team: Team) -> float:
-        """That of its slowest member."""
-        found = self._slowdowns.get(team.device_ids)
-        if found is None:
-            found = max(self.problem.cluster.device(d).slowdown for d in team.device_ids)
-            self._slowdowns[team.device_ids] = found
-        return found
 
     def stage_seconds(
         self, team: Team, first_layer: int, end_layer: int, microbatch: int
@@ -307,7 +217,7 @@ class GroupModel:
                 for s, inflight in zip(stages, inflight_S, strict=True)
             ]
         )
-        self._keys.of(held, lambda _: chain_key)
+        self.same_key(held, chain_key)
         return held
 
     def _one_f_one_b_inflight(

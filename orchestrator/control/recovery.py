@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from orchestrator.core.durable import ControlState
 from orchestrator.core.slot import ClusterEvent, DeviceLost, WorkerFailed
 from orchestrator.errors import LostWorkerError, UserCodeError
 
@@ -69,6 +70,24 @@ class FailureOptions:
         return Timeouts(
             receive_s=whole / 4, hold_s=whole / 2, checkpoint_s=whole, start_s=2 * whole
         )
+
+
+def unbilled_s(
+    state: ControlState | None, now_unix_s: float, *, slot_s: float, at_once: bool
+) -> float:
+    """For how long the plan of a head that died was held after the last slot it wrote down.
+
+    Args:
+        state: What it left, None before the first slot.
+        now_unix_s: Wall time.
+        slot_s: Length of a slot: at its end there would have been another state.
+        at_once: Whether this process takes its place at once, so that the devices are held all
+            the time; else they went with it at a moment that nobody knows.
+    """
+    if state is None or state.saved_unix_s is None:
+        return 0.0
+    since_s = max(0.0, now_unix_s - state.saved_unix_s)
+    return since_s if at_once else min(since_s, slot_s)
 
 
 def judge(

@@ -114,5 +114,6 @@ class ControlState:
     estimated_samples_per_usd: float = 0.0  # lambda_hat: more than that under a cap
     reference_samples_per_s: float = 0.0  # r_ref, the rate expected at the budget
     alarm_marks: tuple[AlarmMark, ...] = ()  # of the last window
+    saved_unix_s: float | None = None  # when, while ``plan`` is held; None: the run has ended
     held_s: float = 0.0  # in which plans were held, older slots fading; 0: never
     working_s: float = 0.0  # what committed steps took of it

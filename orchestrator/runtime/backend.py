@@ -29,7 +29,7 @@ from orchestrator.core.slot import (
 )
 from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.crew import Boundary, Holders, Order
-from orchestrator.runtime.progress import Meter, RunClock
+from orchestrator.runtime.progress import Meter
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.trouble import SYMPTOMS
 from orchestrator.runtime.watch import WAKE_S, Watch
@@ -48,7 +48,7 @@ class RayBackend:
         config: RunConfig,
         rig: Rig,
         *,
-        since_s: float = 0.0,
+        meter: Meter,
         restore: CheckpointManifest | None = None,
         on_step: Callable[[CommittedStep], None] = lambda _: None,
         before_checkpoint: Callable[[], None] = lambda: None,
@@ -58,7 +58,7 @@ class RayBackend:
         Args:
             config: The whole file.
             rig: Workers that are loaded and connected.
-            since_s: What the run's clock shows; it runs from the first decision on.
+            meter: Its clock runs from the first decision on.
             restore: The checkpoint to go on from.
             on_step: Told of every step as soon as all workers have reported it; the loop's
                 own account follows at the end of the slot.
@@ -67,7 +67,7 @@ class RayBackend:
         """
         self._config, self._rig = config, rig
         self._crew, self._fleet = rig.crew, rig.crew.fleet
-        self._restore, self._meter = restore, Meter(RunClock(since_s))
+        self._restore, self._meter = restore, meter
         self._on_step, self._before_checkpoint = on_step, before_checkpoint
         self._timeouts = config.failure.timeouts
         self._checkpoints = CheckpointStore(
@@ -85,8 +85,8 @@ class RayBackend:
         self._events: list[ClusterEvent] = []  # not yet observed
         self._devices = {device.device_id: device for device in rig.cluster.devices}
         self._quarantine = Quarantine(config.control.slot_s)
-        self._sight = rig.presence.look(self._watch.progress.next_step, since_s)
-        self._slot_from_s = since_s
+        self._sight = rig.presence.look(self._watch.progress.next_step, meter.clock.now_s())
+        self._slot_from_s = meter.clock.now_s()
 
     @property
     def capabilities(self) -> Capabilities:

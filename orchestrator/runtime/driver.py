@@ -1,13 +1,11 @@
 """The job process: starts Ray and the head, passes on what happens, and stops when told to."""
 
+import logging
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import ray
@@ -23,6 +21,9 @@ from orchestrator.reports.live import View
 from orchestrator.runtime.folder import open_folder
 from orchestrator.runtime.news import Comparing, Cursor, HeadNews
 from orchestrator.runtime.session import ray_session
+from orchestrator.runtime.signals import StopSignals, stay
+
+logger = logging.getLogger(__name__)
 
 NEWS_S = 0.5
 """Between two questions to the head."""
@@ -38,9 +39,9 @@ class HeadActor:
 
         self._head = Head(config, working_dir)
 
-    def run(self, comparing: Comparing | None) -> Outcome:
+    def run(self, comparing: Comparing | None, *, at_once: bool) -> Outcome:
         """See ``Head.run``."""
-        return self._head.run(comparing)
+        return self._head.run(comparing, at_once=at_once)
 
     def status(self, cursor: Cursor) -> HeadNews:
         """See ``Head.status``."""
@@ -75,7 +76,7 @@ def run_job(
     done = open_folder(config, resume)
     if done is not None:
         return done
-    signals = _StopSignals()
+    signals = StopSignals()
     num_devices = sum(offer.count for offer in config.cluster.offers)
     try:
         with signals.caught(), ray_session(num_devices):
@@ -84,7 +85,7 @@ def run_job(
     except SystemExit as end:
         if end.code != signal.SIGTERM:
             raise
-        _stay()
+        stay()
         # Ray's own handler, while ray.init was under way.
         reason = f"stopped by {signal.SIGTERM.name} before the first step"
         return Outcome("stopped", reason, resumable=True)
@@ -241,17 +242,60 @@ class _Callbacks:
 
 
 def _run_head(
-    config: RunConfig, view: View | None, comparing: Comparing | None, signals: "_StopSignals"
+    config: RunConfig, view: View | None, comparing: Comparing | None, signals: "StopSignals"
 ) -> Outcome:
-    if signals.seen:
-        return Outcome("stopped", f"{signals.reason} before the first step", resumable=True)
+    at_once = False
+    while not signals.seen:
+        try:
+            return _live(config, view, comparing, signals, at_once=at_once)
+        except _HeadDiedError as error:
+            _count_death(config, error)
+            at_once = True
+    at = "before the next step" if at_once else "before the first step"
+    return Outcome("stopped", f"{signals.reason} {at}", resumable=True)
+
+
+def _count_death(config: RunConfig, error: "_HeadDiedError") -> None:
+    """Take note that a head died, as a failure like any other.
+
+    Raises:
+        OrchestratorError: If the budget of failures is used up, or nothing ran yet.
+    """
+    store, most = RunStore(config.run.run_url), config.failure.max_failures
+    state = store.load_state()
+    if state is None or 0 <= most <= state.num_failures:
+        raise error.told from None
+    logger.warning("the head process was killed; another one goes on in its place")
+    store.save_state(replace(state, num_failures=state.num_failures + 1))
+
+
+class _HeadDiedError(Exception):
+    """The head's process is gone, and its workers with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = OrchestratorError(
+            "the head process was killed; workers ended with it, and the same command resumes "
+            "from the newest checkpoint"
+        )
+
+
+def _live(
+    config: RunConfig,
+    view: View | None,
+    comparing: Comparing | None,
+    signals: "StopSignals",
+    *,
+    at_once: bool,
+) -> Outcome:
+    """One head from its start to its end."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # No restart: a head that comes back alone has no workers. Threads: the loop, and answers.
     options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 4, "scheduling_strategy": here}
     shell: Any = ray.remote(**options)(HeadActor)  # type: ignore[call-overload]  # partly typed
     head = shell.remote(config, str(Path.cwd()))
     try:
-        running = head.run.remote(comparing)
+        running = head.run.remote(comparing, at_once=at_once)
         signals.stop_with(head.stop.remote)
         return _follow(head, running, view, signals)
     finally:
@@ -259,7 +303,7 @@ def _run_head(
         ray.kill(head)
 
 
-def _follow(head: Any, running: Any, view: View | None, signals: "_StopSignals") -> Outcome:
+def _follow(head: Any, running: Any, view: View | None, signals: "StopSignals") -> Outcome:
     """Pass the head's news on until its run ends, or until a second signal came."""
     cursor, asked = NO_CURSOR, None
     try:
@@ -281,10 +325,7 @@ def _follow(head: Any, running: Any, view: View | None, signals: "_StopSignals")
             "with the log in the run's folder"
         ) from error
     except RayActorError:
-        raise OrchestratorError(
-            "the head process was killed; workers ended with it, and the same command resumes "
-            "from the newest checkpoint"
-        ) from None
+        raise _HeadDiedError from None
     reason = f"{signals.reason}, then at once by {signals.seen[1]}"
     return Outcome("stopped", reason, resumable=True)
 
@@ -299,67 +340,3 @@ def _tell(news: HeadNews, view: View | None) -> Cursor:
         for record in news.slots:
             view.slot(record)
     return news.cursor
-
-
-class _StopSignals:
-    """SIGINT and SIGTERM, noted and passed on as a wish to stop.
-
-    The handler raises nothing: it may run inside Ray's own code, which does not survive that.
-    """
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self._stop: Callable[[str], object] | None = None
-
-    @property
-    def reason(self) -> str:
-        """Why the run stops, as one line."""
-        return f"stopped by {self.seen[0]}"
-
-    @contextmanager
-    def caught(self) -> Iterator[None]:
-        """Catch both inside the block; other handlers are back at its end."""
-        if not _is_main_thread():
-            yield  # Python hands signals to the main thread only
-            return
-        old = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-        self.catch()
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
-
-    def catch(self) -> None:
-        """Put the handler in place."""
-        if _is_main_thread():
-            for number in _STOP_SIGNALS:
-                signal.signal(number, self._note)
-
-    def stop_with(self, stop: Callable[[str], object] | None) -> None:
-        """Call ``stop`` with the reason at the first signal, or now if one has come already."""
-        self._stop = stop
-        if stop is not None and self.seen:
-            stop(self.reason)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        _stay()
-        self.seen.append(signal.Signals(number).name)
-        if self._stop is not None and len(self.seen) == 1:
-            self._stop(self.reason)
-
-
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-def _stay() -> None:
-    """Call off the end that Ray has set: we end by ourselves.
-
-    While ray.init is under way a handler in Ray's C++ stands before ours. It passes the signal
-    on, but first asks for an alarm, which aborts the process after 3 s.
-    """
-    signal.alarm(0)
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import time
 from dataclasses import replace
 from importlib.metadata import version
@@ -11,6 +12,8 @@ from orchestrator.config import RunConfig
 from orchestrator.control.books import LoopOptions
 from orchestrator.control.loop import ControlLoop
 from orchestrator.control.persistence import CheckpointStore, RunStore
+from orchestrator.control.recovery import unbilled_s
+from orchestrator.core.durable import ControlState
 from orchestrator.core.slot import (
     Candidate,
     CommittedStep,
@@ -19,6 +22,7 @@ from orchestrator.core.slot import (
     RunEvent,
     SlotJournal,
     SlotRecord,
+    Usage,
     first_problem,
 )
 from orchestrator.errors import OrchestratorError
@@ -28,6 +32,7 @@ from orchestrator.runtime.backend import RayBackend
 from orchestrator.runtime.compare import Comparison, entries, measure
 from orchestrator.runtime.crew import send_output
 from orchestrator.runtime.news import Comparing, Cursor, HeadNews
+from orchestrator.runtime.progress import Meter, RunClock
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.setup import set_up
 from orchestrator.strategies.registry import make_strategy
@@ -52,6 +57,7 @@ class Head:
     def __init__(self, config: RunConfig, working_dir: str) -> None:
         send_output(config, "head")
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        logger.info("the head is process %s", os.getpid())
         self._config = config
         self._working_dir = working_dir
         self._store = RunStore(config.run.run_url)
@@ -65,15 +71,20 @@ class Head:
         self._events: list[RunEvent] = []
         self._stop_reason: str | None = None
         self._backend: RayBackend | None = None
+        self._saved: ControlState | None = None
 
-    def run(self, comparing: Comparing | None = None) -> Outcome:
+    def run(self, comparing: Comparing | None = None, *, at_once: bool = False) -> Outcome:
         """Train to the end; every file of the run is written when this returns or raises.
+
+        Args:
+            comparing: Strategies to measure before the first step.
+            at_once: Whether this head takes the place of one that died just now.
 
         Raises:
             OrchestratorError: What ended the run, with its message for the user.
         """
         try:
-            outcome = self._run(comparing)
+            outcome = self._run(comparing, at_once=at_once)
         except _StoppedEarlyError:
             at = "before the next step" if self._slots else "before the first step"
             return Outcome("stopped", f"{self._stop_reason} {at}", resumable=True)
@@ -107,7 +118,7 @@ class Head:
         if self._backend is not None:
             self._backend.interrupt()
 
-    def _run(self, comparing: Comparing | None) -> Outcome:
+    def _run(self, comparing: Comparing | None, *, at_once: bool) -> Outcome:
         # The driver imports this module, too; here CVXPY is loaded before a slot waits for it.
         from orchestrator.planning.program import SlotProgram  # noqa: PLC0415 - as above
 
@@ -118,7 +129,7 @@ class Head:
         self._backend = backend = RayBackend(
             self._config,
             rig,
-            since_s=state.time_s if state else 0.0,
+            meter=self._meter(state, at_once=at_once),
             restore=manifest,
             on_step=self._steps.append,
             before_checkpoint=self._write_steps,
@@ -144,7 +155,7 @@ class Head:
             model=rig.model,
             state=state,
             sinks=(self._record, exporter.slot),
-            save=self._store.save_state,
+            save=self._save,
             book=book,
             stopwatch=time.monotonic,
             cpu_clock=time.process_time,
@@ -158,11 +169,33 @@ class Head:
             if loop.outcome is None:
                 loop.end("stopped", str(self._stop_reason))
         finally:
+            if self._saved is not None:  # whatever ended it, it is not this process's death
+                self._store.save_state(self._saved)
             exporter.close()
             cpu_s = time.process_time() - started_cpu_s
             logger.info("the head used %.1f CPU seconds in %s slots", cpu_s, len(self._slots))
         assert loop.outcome is not None, "an ended loop has an outcome"
         return loop.outcome
+
+    def _save(self, state: ControlState) -> None:
+        """Persist the state with the time: what is held after it is billed if this process dies."""
+        self._saved = state
+        self._store.save_state(replace(state, saved_unix_s=time.time()))
+
+    def _meter(self, state: ControlState | None, *, at_once: bool) -> Meter:
+        """Go on where the state was saved, or later, with what a head that died had held since."""
+        if state is None:
+            return Meter(RunClock())
+        slot_s = self._config.control.slot_s
+        gap_s = unbilled_s(state, time.time(), slot_s=slot_s, at_once=at_once)
+        until_s = state.time_s + gap_s
+        if not gap_s:
+            return Meter(RunClock(until_s))
+        logger.info("the last head died: %.1f s of its plan are billed now", gap_s)
+        held = (Usage(device_id, state.time_s, until_s) for device_id in state.plan.device_ids)
+        meter = Meter(RunClock(until_s), held)
+        meter.hold(state.plan.device_ids, until_s)
+        return meter
 
     def _export(self, rig: Rig) -> Exporter:
         """Listen for Prometheus, and say where in the run's folder."""

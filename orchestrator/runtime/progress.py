@@ -110,10 +110,11 @@ class RunClock:
 class Meter:
     """Which devices are held for the plan, and the stretches of the run's clock they were."""
 
-    def __init__(self, clock: RunClock) -> None:
+    def __init__(self, clock: RunClock, usage: Iterable[Usage] = ()) -> None:
+        """``usage``: what was held before the clock went on."""
         self.clock = clock
         self._since_s: dict[str, float] = {}
-        self._usage: list[Usage] = []
+        self._usage = list(usage)
 
     @property
     def held(self) -> frozenset[str]:

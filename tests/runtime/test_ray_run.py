@@ -15,9 +15,10 @@ from orchestrator.config import RunConfig
 from orchestrator.core.model import Task
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
 from orchestrator.errors import ConfigError, LostWorkerError, UserCodeError
-from orchestrator.runtime.driver import Trainer, _StopSignals, exit_code, run_job
+from orchestrator.runtime.driver import Trainer, exit_code, run_job
 from orchestrator.runtime.news import Comparing
 from orchestrator.runtime.session import ray_session
+from orchestrator.runtime.signals import StopSignals
 from tests.runtime.models import mlp
 from tests.runtime.processes import stays_alive
 from tests.runtime.reference import train_alone
@@ -99,6 +100,11 @@ def read(run: RunConfig, name: str) -> list[dict[str, float]]:
 def pid_of(run: RunConfig, device_id: str) -> int:
     log = (Path(run.run.run_url) / "logs" / "head.log").read_text("utf-8")
     return int(re.findall(rf"{device_id}: process (\d+) ", log)[-1])
+
+
+def head_pid_of(run: RunConfig) -> int:
+    log = (Path(run.run.run_url) / "logs" / "head.log").read_text("utf-8")
+    return int(re.findall(r"the head is process (\d+)", log)[-1])
 
 
 def losses_alone(run: RunConfig) -> list[float]:
@@ -275,6 +281,27 @@ def test_a_device_under_notice_is_left_before_it_goes_and_one_that_joins_is_used
     assert result["recoveries"] == 0
 
 
+def test_a_killed_head_is_replaced_and_the_ledger_has_no_gap(tmp_path: Path) -> None:
+    """ray-project/kuberay#2153: training cannot survive the death of the head."""
+    run = config(tmp_path, steps=60)
+    kill = once_at(23, lambda: os.kill(head_pid_of(run), signal.SIGKILL))
+    watcher = Watcher(kill)
+    outcome = run_job(run, view=watcher)
+    assert outcome.status == "finished"
+    check_books(run, outcome)
+    assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
+        losses_alone(run), rel=1e-5
+    )
+    (resumed,) = [e for e in watcher.events if e.kind == "resumed"]
+    assert resumed.detail == "at step 20"
+    held = sorted(
+        (e["from_s"], e["to_s"]) for e in read(run, "ledger.jsonl") if e["device"] == "fast-0"
+    )
+    assert all(to == pytest.approx(after) for (_, to), (after, _) in pairwise(held))
+    result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
+    assert result["recoveries"] == 1
+
+
 def test_a_killed_worker_beyond_the_budget_ends_the_run_naming_its_device_and_leaves_nothing(
     tmp_path: Path,
 ) -> None:
@@ -306,7 +333,7 @@ def test_a_storage_that_fails_is_named_and_no_step_before_a_checkpoint_is_lost(
 
 
 def test_a_signal_calls_off_the_abort_that_ray_has_set() -> None:
-    signals = _StopSignals()
+    signals = StopSignals()
     with signals.caught():
         signal.alarm(60)
         signal.raise_signal(signal.SIGTERM)

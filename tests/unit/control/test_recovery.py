@@ -1,7 +1,9 @@
 import pytest
 
 from benchmarks.builders import make_device
-from orchestrator.control.recovery import FailureOptions, judge
+from orchestrator.control.recovery import FailureOptions, judge, unbilled_s
+from orchestrator.core.durable import ControlState
+from orchestrator.core.plan import Plan
 from orchestrator.core.slot import DeviceJoined, DeviceLost, WorkerFailed
 from orchestrator.errors import LostWorkerError, UserCodeError
 
@@ -68,3 +70,26 @@ def test_an_error_in_the_users_code_ends_the_run_whatever_else_it_survives() -> 
     events = (WorkerFailed("a-0", 7, "KeyError: 'x'", "File task.py, line 3"),)
     with pytest.raises(UserCodeError):
         judge(events, in_use={"a-0"}, survives=True, checkpoint_step=5)
+
+
+def dead_heads_state(saved_unix_s: float | None) -> ControlState:
+    return ControlState(
+        slot=3, generation=1, plan=Plan(1, "1f1b"), time_s=180.0, backlog_usd=0.0,
+        penalty_weight=1.0, best_ratio_samples_per_usd=1.0, spent_usd=1.0, num_ledger_entries=2,
+        next_step=20, samples_committed=160, checkpoint_step=20, saved_unix_s=saved_unix_s,
+    )  # fmt: skip
+
+
+def test_what_a_dead_head_held_is_billed_to_the_moment_where_it_is_known_else_a_slot_at_most() -> (
+    None
+):
+    state = dead_heads_state(1000.0)
+    assert unbilled_s(state, 1070.0, slot_s=60.0, at_once=True) == 70.0
+    assert unbilled_s(state, 1070.0, slot_s=60.0, at_once=False) == 60.0
+    assert unbilled_s(state, 1012.0, slot_s=60.0, at_once=False) == 12.0
+
+
+def test_nothing_is_owed_by_a_run_that_ended_or_never_began_or_whose_clock_went_back() -> None:
+    assert unbilled_s(None, 1070.0, slot_s=60.0, at_once=True) == 0.0
+    assert unbilled_s(dead_heads_state(None), 1070.0, slot_s=60.0, at_once=True) == 0.0
+    assert unbilled_s(dead_heads_state(1000.0), 900.0, slot_s=60.0, at_once=True) == 0.0

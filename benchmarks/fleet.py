@@ -199,16 +199,20 @@ class Fleet:
 
     def install(self, plan: Plan, *, first_step: int, end_step: int, **options: Any) -> None:
         """Give every worker its place in a plan."""
-        self.all(
-            "install",
-            Assignment(
-                generation=plan.generation,
-                plan=plan,
-                device_ids=self.devices,
-                first_step=first_step,
-                end_step=end_step,
-                **options,
-            ),
+        assignment = self.assignment(plan, first_step=first_step, end_step=end_step, **options)
+        self.all("install", assignment)
+
+    def assignment(
+        self, plan: Plan, *, first_step: int, end_step: int, **options: Any
+    ) -> Assignment:
+        """A plan as workers take it."""
+        return Assignment(
+            generation=plan.generation,
+            plan=plan,
+            device_ids=self.devices,
+            first_step=first_step,
+            end_step=end_step,
+            **options,
         )
 
     def run_apart(self, plan: Plan, first_step: int, end_step: int) -> int:

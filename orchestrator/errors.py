@@ -4,7 +4,9 @@ import errno
 import tempfile
 import traceback
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # no other path would help
+from orchestrator.retries import may_pass
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no other path would help
 
 
 class OrchestratorError(Exception):
@@ -19,6 +21,17 @@ class ConfigError(OrchestratorError):
 
     status = "bad_config"
     exit_code = 2
+
+
+class DamagedCheckpointError(ConfigError):
+    """A checkpoint that was whole is not any more; an older one may be."""
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message, step)
+        self.step = step
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class InfeasibleError(OrchestratorError):
@@ -57,11 +70,15 @@ def as_told(error: Exception) -> OrchestratorError:
     """What to tell the user of any error; the trace of one of ours goes into a log file."""
     if isinstance(error, OrchestratorError):
         return error
-    if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
+    if isinstance(error, OSError) and (
+        error.filename or not isinstance(error, ConnectionError | TimeoutError)
+    ):
         place = f"{error.filename}: " if error.filename else ""
         what = f"{place}{error.strerror or error}"
         if error.errno in _FULL:
             return OrchestratorError(f"{what}; make room and start again")
+        if may_pass(error):
+            return OrchestratorError(f"{what}, whenever tried; start again when that is mended")
         return ConfigError(f"{what}; give a path that can be read and written")
     with tempfile.NamedTemporaryFile("w", prefix="lyray-", suffix=".log", delete=False) as log:
         traceback.print_exception(error, file=log)

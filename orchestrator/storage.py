@@ -1,10 +1,11 @@
-"""Bytes, lines and frozen dataclasses to and from fsspec URLs: atomic, whole or not at all."""
+"""Bytes and frozen dataclasses to and from fsspec URLs: atomic, whole or not at all."""
 
+import errno
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -16,11 +17,14 @@ from uuid import uuid4
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from orchestrator.retries import patiently
+
 T = TypeVar("T")
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 _MAX_NAME = 100  # of a run: file systems allow 255 bytes, of which tools take some
 _TEMPORARY = ".tmp-"  # marks a file that is still being written; never listed
+_NO_FOLDERS = {"abfs", "abfss", "az", "gcs", "gs", "oss", "s3", "s3a"}  # their drivers make buckets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,51 +77,54 @@ def join(url: str, *parts: str) -> str:
     return base + "/".join(part.strip("/") for part in parts)
 
 
+def local_path(url: str) -> Path | None:
+    """Where a URL's file lies on this machine, None when it does not.
+
+    Raises:
+        OSError: If the URL's driver is unknown or not installed.
+    """
+    filesystem, path = _open(url)
+    return Path(path) if isinstance(filesystem, LocalFileSystem) else None
+
+
 def write_bytes(url: str, data: bytes) -> None:
     """Write a whole file so that a reader, or a crash at any byte, sees the old one or the new one.
 
-    Locally: temporary name, fsync, rename. An object store publishes an upload at its end;
-    its fsspec driver retries by itself.
+    Locally: temporary name, fsync, rename. An object store publishes an upload at its end.
 
     Raises:
         OSError: If the storage refuses; what was there before is untouched.
     """
-    filesystem, path = _open(url)
-    if not isinstance(filesystem, LocalFileSystem):
-        with _as_os_error(url):
+
+    def write(filesystem: fsspec.AbstractFileSystem, path: str) -> None:
+        if isinstance(filesystem, LocalFileSystem):
+            _write_local(Path(path), data)
+            return
+        if url.partition("://")[0] not in _NO_FOLDERS:
             filesystem.makedirs(filesystem._parent(path), exist_ok=True)
-            filesystem.pipe_file(path, data)
-        return
-    with _naming(url):
-        _write_local(Path(path), data)
+        filesystem.pipe_file(path, data)
+
+    _use(url, write)
 
 
 def read_bytes(url: str) -> bytes:
     """Return a whole file. Raises FileNotFoundError when there is none."""
-    filesystem, path = _open(url)
-    with _as_os_error(url):
-        return cast("bytes", filesystem.cat_file(path))
+    return _use(url, lambda filesystem, path: cast("bytes", filesystem.cat_file(path)))
 
 
 def exists(url: str) -> bool:
     """Whether a file or folder is there."""
-    filesystem, path = _open(url)
-    with _as_os_error(url):
-        return bool(filesystem.exists(path))
+    return _use(url, lambda filesystem, path: bool(filesystem.exists(path)))
 
 
 def is_file(url: str) -> bool:
     """Whether a file, and no folder or device, is there."""
-    filesystem, path = _open(url)
-    with _as_os_error(url):
-        return bool(filesystem.isfile(path))
+    return _use(url, lambda filesystem, path: bool(filesystem.isfile(path)))
 
 
 def size_bytes(url: str) -> int:
     """Size of a file, 0 where the storage does not tell. Raises FileNotFoundError without one."""
-    filesystem, path = _open(url)
-    with _as_os_error(url):
-        return int(filesystem.size(path) or 0)
+    return _use(url, lambda filesystem, path: int(filesystem.size(path) or 0))
 
 
 def obstacle(url: str) -> str:
@@ -137,11 +144,8 @@ def obstacle(url: str) -> str:
 
 def list_names(url: str) -> tuple[str, ...]:
     """Names of the files and folders directly below ``url``, sorted; none when it is absent."""
-    filesystem, path = _open(url)
-    filesystem.invalidate_cache()  # object stores cache listings: another process may have written
     try:
-        with _as_os_error(url):
-            found = filesystem.ls(path, detail=False)
+        found = _use(url, lambda filesystem, path: filesystem.ls(path, detail=False))
     except (FileNotFoundError, NotADirectoryError):
         return ()
     names = {str(name).rstrip("/").rsplit("/", 1)[-1] for name in found}
@@ -150,53 +154,12 @@ def list_names(url: str) -> tuple[str, ...]:
 
 def delete(url: str) -> None:
     """Remove a file, or a folder with all it holds; nothing happens when it is absent."""
-    filesystem, path = _open(url)
-    with _as_os_error(url):
+
+    def remove(filesystem: fsspec.AbstractFileSystem, path: str) -> None:
         if filesystem.exists(path):
             filesystem.rm(path, recursive=True)
 
-
-def append_line(url: str, line: str) -> None:
-    """Append one line to a text file; see ``append_lines``."""
-    append_lines(url, (line,))
-
-
-def append_lines(url: str, lines: Iterable[str]) -> None:
-    """Append lines, durable when this returns. A torn last line of a crash is cut off first.
-
-    An object store cannot append: there the whole file is written anew, so give a slot's
-    lines in one call.
-
-    Raises:
-        ValueError: If a line holds a line break.
-    """
-    wanted = list(lines)
-    if any("\n" in line for line in wanted):
-        raise ValueError("a line to append holds a line break; write one record a line")
-    data = "".join(f"{line}\n" for line in wanted).encode()
-    if not data:
-        return
-    filesystem, path = _open(url)
-    if not isinstance(filesystem, LocalFileSystem):
-        old = read_bytes(url) if exists(url) else b""
-        write_bytes(url, old[: old.rfind(b"\n") + 1] + data)
-        return
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _naming(url), target.open("ab+") as file:
-        _cut_torn_line(file.fileno())
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read_lines(url: str) -> tuple[str, ...]:
-    """Return the whole lines of a text file, without a torn last one; none when it is absent."""
-    try:
-        data = read_bytes(url)
-    except FileNotFoundError:
-        return ()
-    return tuple(data[: data.rfind(b"\n") + 1].decode().splitlines())
+    _use(url, remove)
 
 
 def write_json(url: str, value: object) -> None:
@@ -250,26 +213,48 @@ def _open(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     return filesystem, path
 
 
+def _use(url: str, use: Callable[[fsspec.AbstractFileSystem, str], T]) -> T:
+    """Do something to a URL's file, again where an error may pass."""
+    filesystem, path = _open(url)
+
+    def once() -> T:
+        filesystem.invalidate_cache()  # drivers keep listings: another process may have written
+        with _as_os_error(url):
+            return use(filesystem, path)
+
+    return patiently(once)
+
+
 @contextmanager
 def _as_os_error(url: str) -> Iterator[None]:
-    """Let a driver fail as the local file system does: its own errors are of any class."""
+    """Let a driver fail as the local file system does: its own errors are of any class.
+
+    Each names the URL, which a full disk or an object store does not.
+    """
     try:
         yield
-    except OSError:
-        raise
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        number = error.errno or _NUMBERS.get(type(error))
+        if number is None:
+            raise OSError(f"{url}: {error}") from error
+        raise OSError(number, error.strerror or str(error), url) from error
+    except ImportError as error:
+        extra = "; pip install 'lyray[s3]'" if url.startswith("s3") else ""
+        raise OSError(f"{url}: {error}{extra}") from error
     except Exception as error:
         raise OSError(f"{url}: {error or type(error).__name__}") from error
 
 
-@contextmanager
-def _naming(url: str) -> Iterator[None]:
-    """Say which file it was where the system does not: a full disk shows in a nameless write."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, url) from None
+_NUMBERS = {
+    FileNotFoundError: errno.ENOENT,
+    FileExistsError: errno.EEXIST,
+    PermissionError: errno.EACCES,
+    TimeoutError: errno.ETIMEDOUT,
+    ConnectionRefusedError: errno.ECONNREFUSED,
+    ConnectionResetError: errno.ECONNRESET,
+}
 
 
 def _write_local(path: Path, data: bytes) -> None:
@@ -296,20 +281,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _cut_torn_line(descriptor: int) -> None:
-    size = os.fstat(descriptor).st_size
-    end = size
-    while end:  # a torn line is short: look at the tail, block by block
-        start = max(0, end - 4096)
-        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
-    if end != size:
-        os.ftruncate(descriptor, end)
 
 
 @cache

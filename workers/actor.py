@@ -12,14 +12,13 @@ from typing import cast
 import ray
 import torch
 
-from orchestrator.core.durable import CheckpointFile
+from orchestrator.core.durable import CheckpointPart
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.slot import StepReport, WorkerFailed
 from workers.output import send_output_to
 from workers.update import Verdict
 from workers.worker import (
     Assignment,
-    CheckpointPart,
     RunEnd,
     Standing,
     TaskInfo,
@@ -45,7 +44,7 @@ class WorkerNews:
     """What a worker has to say since it was last asked, in nouns that need no torch."""
 
     reports: tuple[StepReport, ...] = ()
-    parts: tuple[tuple[int, tuple[CheckpointFile, ...]], ...] = ()
+    parts: tuple[CheckpointPart, ...] = ()
     failure: WorkerFailed | None = None
     ended_before: int | None = None
 
@@ -191,7 +190,7 @@ def _sorted_news(items: Sequence[_Item]) -> WorkerNews:
             case WorkerFailed():
                 news = replace(news, failure=news.failure or item)
             case CheckpointPart():
-                news = replace(news, parts=(*news.parts, (item.step, item.files)))
+                news = replace(news, parts=(*news.parts, item))
             case RunEnd():
                 news = replace(news, ended_before=item.next_step)
     return news

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from orchestrator.core.durable import CheckpointFile, CheckpointManifest
+from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.model import TrainingOptions
 from orchestrator.core.plan import Move, Plan
 from workers.emulation import EmulatedStage
@@ -65,14 +65,6 @@ class RunEnd:
 
     next_step: int
     reason: EndReason
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointPart:
-    """The files of the layers that this worker owns first, of the checkpoint at ``step``."""
-
-    step: int
-    files: tuple[CheckpointFile, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from orchestrator.core.durable import (
     CheckpointManifest,
     checkpoint_name,
 )
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, DamagedCheckpointError
 from workers.splitting import SplitModel
 
 Tensors = dict[str, Tensor]  # "param/<name>", "buffer/<name>", "optim/<name>/<key>"
@@ -230,21 +230,34 @@ def checkpoint_folder(run_url: str, step: int) -> str:
     return storage.join(run_url, CHECKPOINTS, checkpoint_name(step))
 
 
+def host_copy(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Copies in the machine's memory; two that share theirs, ties, do so no more."""
+    return {
+        key: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for key, t in tensors.items()
+    }
+
+
 def save_layer(
     folder: str,
     layer: int,
     tensors: Mapping[str, Tensor],
     state_keys: Mapping[str, str] | None = None,
 ) -> CheckpointFile:
-    """Write one layer's file, atomically; ``state_keys`` (see SplitModel) go into its metadata.
+    """Write one layer's file, atomically.
+
+    Args:
+        folder: URL of the checkpoint.
+        layer: Its number.
+        tensors: As ``host_copy`` returns them.
+        state_keys: See SplitModel; they go into the file's metadata.
 
     Raises:
         OSError: If the storage refuses.
     """
     path = f"layer-{layer:03d}.safetensors"
     data = save_safetensors(
-        {key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()},
-        metadata={STATE_DICT_KEY: json.dumps(state_keys or {})},
+        dict(tensors), metadata={STATE_DICT_KEY: json.dumps(dict(state_keys or {}))}
     )
     storage.write_bytes(storage.join(folder, path), data)
     return CheckpointFile(layer, path, len(data), hashlib.sha256(data).hexdigest())
@@ -254,8 +267,9 @@ def load_layer(folder: str, manifest: CheckpointManifest, layer: int) -> Tensors
     """Read one layer's file.
 
     Raises:
-        ConfigError: If the manifest lacks the layer, or the file is gone or not the one that
-            was written.
+        ConfigError: If the manifest lacks the layer.
+        DamagedCheckpointError: If the file is gone or not the one that was written.
+        OSError: If the storage refuses.
     """
     found = [file for file in manifest.files if file.layer == layer]
     if not found:
@@ -266,12 +280,14 @@ def load_layer(folder: str, manifest: CheckpointManifest, layer: int) -> Tensors
     try:
         data = storage.read_bytes(storage.join(folder, found[0].path))
     except FileNotFoundError:
-        raise ConfigError(
-            f"{storage.join(folder, found[0].path)} is gone; resume from another checkpoint"
+        raise DamagedCheckpointError(
+            f"{storage.join(folder, found[0].path)} is gone",
+            manifest.step,
         ) from None
     if hashlib.sha256(data).hexdigest() != found[0].checksum:
-        raise ConfigError(
+        raise DamagedCheckpointError(
             f"{storage.join(folder, found[0].path)} is damaged: its checksum is not that of the "
-            "manifest; resume from another checkpoint"
+            "manifest",
+            manifest.step,
         )
     return load_safetensors(data)

@@ -49,6 +49,8 @@ class Window:
 
     hold: bool
     end_step: int
+    due: bool = False  # a checkpoint is
+    busy: bool = False  # with writing one
 
 
 @dataclass(slots=True)
@@ -107,6 +109,8 @@ class StepRunner:
             hold=window.hold,
             end_step=window.end_step,
             end_s=self.clock.times.end_s,
+            due=window.due,
+            busy=window.busy,
         )
         verdict = self.vote.cast(ballot)
         voted_s = time.monotonic()

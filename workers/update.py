@@ -12,7 +12,7 @@ from orchestrator.core.model import OptimizerOptions, TrainingOptions
 from orchestrator.errors import ConfigError
 from workers.process_groups import contact
 
-_SUMS = 5  # squares, weight, loss, not finite, hold
+_SUMS = 7  # squares, weight, loss, not finite, hold, due, busy
 _NOT_FOR_US = {"lbfgs": "it needs a closure", "sparseadam": "gradients are dense here"}
 
 
@@ -54,6 +54,8 @@ class Ballot:
     hold: bool
     end_step: int  # where its window ends
     end_s: float  # when its work ended
+    due: bool = False  # a checkpoint is
+    busy: bool = False  # it still writes an earlier one
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,13 @@ class Verdict:
     hold: bool
     end_step: int  # the least
     end_s: float  # the latest
+    due: bool = False  # for any
+    busy: bool = False  # any
+
+    @property
+    def save(self) -> bool:
+        """Whether all begin a checkpoint at this boundary: it is due, and nobody still writes."""
+        return self.due and not self.busy
 
     @property
     def loss(self) -> float:
@@ -98,14 +107,15 @@ class Vote:
     def cast(self, ballot: Ballot) -> Verdict:
         """Bring a ballot, return the verdict. Raises RuntimeError when a worker is lost."""
         finite = math.isfinite(ballot.squares)
-        sums = [ballot.squares, ballot.weight_sum, ballot.loss_sum, float(not finite), ballot.hold]
+        wishes = [ballot.hold, ballot.due, ballot.busy]
+        sums = [ballot.squares, ballot.weight_sum, ballot.loss_sum, float(not finite), *wishes]
         places = torch.zeros(self._num_places, 2, dtype=torch.float64)
         places[self._place] = torch.tensor([ballot.end_step, ballot.end_s], dtype=torch.float64)
         box = torch.cat([torch.tensor(sums, dtype=torch.float64), places.reshape(-1)])
         if self._group is not None:
             with contact("the vote on a step"):
                 dist.all_reduce(box, group=self._group)
-        squares, weight_sum, loss_sum, not_finite, hold = box[:_SUMS].tolist()
+        squares, weight_sum, loss_sum, not_finite, hold, due, busy = box[:_SUMS].tolist()
         end_steps, ends_s = box[_SUMS:].view(-1, 2).unbind(1)
         return Verdict(
             squares,
@@ -115,6 +125,8 @@ class Vote:
             bool(hold),
             int(end_steps.min()),
             float(ends_s.max()),
+            bool(due),
+            bool(busy),
         )
 
 

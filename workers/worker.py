@@ -11,42 +11,30 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from orchestrator.core.durable import CheckpointPart
 from orchestrator.core.model import ModelProfile, Task
 from orchestrator.errors import ConfigError
+from workers.checkpointing import CheckpointWriter, LayerState
 from workers.data import SampleSource
 from workers.emulation import VirtualClock
 from workers.executor import Executor, RealClock, make_place
 from workers.failures import worker_failed
 from workers.moving import find_moves, holders, move_layers
-from workers.orders import (
-    Assignment,
-    CheckpointPart,
-    EndReason,
-    RunEnd,
-    Standing,
-    TaskInfo,
-    WorkerSpec,
-)
+from workers.orders import Assignment, EndReason, RunEnd, Standing, TaskInfo, WorkerSpec
 from workers.peers import Peers
 from workers.process_groups import OwnerSet
 from workers.profiler import profile_model
 from workers.reduction import GradientSums, layer_owners, make_buckets, tie_owners
 from workers.splitting import SplitModel, load_task, split
 from workers.stage import Stage, StageWork
-from workers.state import (
-    ModelState,
-    checkpoint_folder,
-    load_layer,
-    load_weights,
-    save_layer,
-)
+from workers.state import ModelState, checkpoint_folder, load_layer, load_weights
 from workers.step import Samples, StepRunner, StepTrace, Window
 from workers.update import Updater, Verdict, Vote, make_optimizer
 
 if TYPE_CHECKING:
     from orchestrator.core.slot import StepReport, WorkerFailed
 
-__all__ = ["Assignment", "CheckpointPart", "RunEnd", "Standing", "TaskInfo", "Worker", "WorkerSpec"]
+__all__ = ["Assignment", "RunEnd", "Standing", "TaskInfo", "Worker", "WorkerSpec"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +56,9 @@ class Worker:
         self._discards = False
         self._optimizer: torch.optim.Optimizer | None = None
         self._first_owned: tuple[int, ...] = ()  # layers this worker saves
+        self._writer = CheckpointWriter(
+            spec.run_url, spec.options.checkpoint_every_steps, self.outbox.put
+        )
         self._runner: StepRunner | None = None
         self._updater: Updater | None = None
         self._trace = StepTrace()
@@ -137,6 +128,8 @@ class Worker:
         assert self._model is not None, "load comes first"
         self._assignment, self._device_ids = assignment, assignment.device_ids
         self._end_step, self._hold, self._runner = assignment.end_step, False, None
+        if assignment.restore is not None:
+            self._writer.cancel(self._spec.timeout_s)  # of steps that are undone: not to be mixed
         if assignment.plan.is_idle:
             self._peers.groups.prepare(())
             return  # the old owners keep their layers: nobody else has them
@@ -287,14 +280,18 @@ class Worker:
             at_s = report.ended_s + assignment.clock_zero_s
             self._next_step += 1
             self.outbox.put(report)
-            every = self._spec.options.checkpoint_every_steps
-            if assignment.checkpoint and not self._discards and self._next_step % every == 0:
-                self.outbox.put(self.save(self._next_step))
+            if verdict.save and self._first_owned:
+                layers = self._live(self._first_owned)
+                self._writer.begin(self._next_step, assignment.generation, layers)
+            self._writer.late = verdict.due and not verdict.save
         self._hold = False
         return RunEnd(self._next_step, reason)
 
     def _window(self) -> Window:
-        return Window(self._hold, self._end_step)
+        assert self._assignment is not None
+        saves = self._assignment.checkpoint and not self._discards
+        due = saves and self._writer.is_due(self._next_step + 1)
+        return Window(self._hold, self._end_step, due, self._writer.busy)
 
     def extend(self, end_step: int) -> None:
         """Let the window end at ``end_step``; the run obeys once every active worker knows."""
@@ -307,25 +304,29 @@ class Worker:
     def save(self, step: int, layers: Sequence[int] | None = None) -> CheckpointPart:
         """Write layers of this worker; only at the boundary before ``step``.
 
+        Returns once they are durable or could not be written; one that is under way comes first.
+
         Args:
             step: Where it must stand.
             layers: Which; those it owns first when absent.
 
         Raises:
             ValueError: If the worker stands elsewhere.
-            OSError: If the storage refuses.
         """
         chosen = self._first_owned if layers is None else layers
-        if self._model is None or self._state is None or not chosen:
-            return CheckpointPart(step, ())
+        if self._assignment is None or self._state is None or not chosen:
+            return CheckpointPart(step, 0, ())
         if step != self._next_step:
             raise ValueError(f"asked to save step {step}, but stands before step {self._next_step}")
+        return self._writer.write(step, self._assignment.generation, self._live(chosen))
+
+    def _live(self, layers: Sequence[int]) -> list[LayerState]:
+        """The state of layers as it is now."""
+        assert self._model is not None
+        assert self._state is not None
         self._state.take_from(self._optimizer)
-        folder = checkpoint_folder(self._spec.run_url, step)
-        files = [
-            save_layer(folder, i, self._state.tensors(i), self._model.state_keys(i)) for i in chosen
-        ]
-        return CheckpointPart(step, tuple(files))
+        model, state = self._model, self._state
+        return [LayerState(i, state.tensors(i), model.state_keys(i)) for i in layers]
 
     def checksums(self) -> dict[int, str]:
         """SHA-256 of the state of each layer held here; the same on all owners of a layer."""
@@ -382,6 +383,7 @@ class Worker:
     def close(self) -> None:
         """Close sockets and process groups, which frees waiting peers. Any time, any thread."""
         self._closed = True
+        self._writer.cancel()
         self._leave()
 
     def _leave(self, error: Exception | None = None) -> None:

@@ -1,13 +1,14 @@
 """The files of a run: control state, append-only records, checkpoints with their manifest last."""
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
-from orchestrator import storage
+from orchestrator import lines, storage
 from orchestrator.core.durable import (
     CHECKPOINTS,
     CheckpointManifest,
@@ -16,11 +17,15 @@ from orchestrator.core.durable import (
     checkpoint_name,
 )
 from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, DamagedCheckpointError
 
 RecordName = Literal["slots", "steps", "ledger", "events"]
 
 STATE_FILE, RESULT_FILE, MANIFEST_FILE = "control.json", "result.json", "manifest.json"
+DAMAGED_FILE = "manifest.damaged.json"
+"""What the manifest of a checkpoint is called that turned out to be damaged."""
+
+logger = logging.getLogger(__name__)
 
 
 class RunStore:
@@ -84,20 +89,17 @@ class RunStore:
         """Every line of one record file, as plain data. Raises ConfigError when it is damaged."""
         url = self.url(f"{name}.jsonl")
         with _undamaged(url):
-            lines = storage.read_lines(url)
+            held = lines.read_lines(url)
         found = []
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(held, start=1):
             with _undamaged(f"line {number} of {url}"):
                 found.append(_object(json.loads(line)))
         return tuple(found)
 
     def rewind_steps(self, next_step: int) -> None:
         """Forget the lines of steps that a restored checkpoint undoes; they will run again."""
-        rows = self.read("steps")
-        kept = [row for row in rows if _step_of(row) < next_step]
-        if len(kept) < len(rows):
-            text = "".join(f"{json.dumps(row)}\n" for row in kept)
-            storage.write_bytes(self.url("steps.jsonl"), text.encode())
+        count = sum(_step_of(row) < next_step for row in self.read("steps"))
+        lines.keep_lines(self.url("steps.jsonl"), count)
 
     def write_result(self, result: Mapping[str, object]) -> None:
         """Write ``result.json``."""
@@ -119,9 +121,8 @@ class RunStore:
             return found
 
     def _append(self, name: RecordName, rows: Iterable[object]) -> None:
-        lines = [json.dumps(storage.to_json(row), allow_nan=False) for row in rows]
-        if lines:
-            storage.append_lines(self.url(f"{name}.jsonl"), lines)
+        texts = [json.dumps(storage.to_json(row), allow_nan=False) for row in rows]
+        lines.append_lines(self.url(f"{name}.jsonl"), texts)
 
 
 class CheckpointStore:
@@ -138,14 +139,20 @@ class CheckpointStore:
     def write_manifest(self, manifest: CheckpointManifest) -> None:
         """Make a checkpoint exist, then remove the oldest ones beyond ``keep_checkpoints``.
 
+        What cannot be removed stays, until a later checkpoint tries again.
+
         Raises:
             ValueError: If a layer has no file: such a checkpoint could not be restored.
+            OSError: If the storage refuses; older checkpoints are untouched.
         """
         missing = sorted(set(range(manifest.num_layers)) - {f.layer for f in manifest.files})
         if missing:
             raise ValueError(f"checkpoint of step {manifest.step} lacks the layers {missing}")
         storage.write_json(self.url(manifest.step, MANIFEST_FILE), manifest)
-        self.prune()
+        try:
+            self.prune()
+        except OSError as error:
+            logger.warning("an old checkpoint could not be removed: %s", error)
 
     def steps(self) -> tuple[int, ...]:
         """Steps with a whole checkpoint, ascending."""
@@ -163,11 +170,19 @@ class CheckpointStore:
 
         Raises:
             FileNotFoundError: If the checkpoint is not whole.
-            ConfigError: If the manifest is damaged.
+            DamagedCheckpointError: If the manifest is damaged.
         """
         url = self.url(step, MANIFEST_FILE)
-        with _undamaged(url):
+        try:
             return storage.read_json(CheckpointManifest, url)
+        except ValueError as error:
+            raise DamagedCheckpointError(f"{url} is damaged: {error}", step) from None
+
+    def set_aside(self, step: int) -> None:
+        """Let a damaged checkpoint exist no longer; its files stay to be looked at."""
+        manifest = storage.read_bytes(self.url(step, MANIFEST_FILE))
+        storage.write_bytes(self.url(step, DAMAGED_FILE), manifest)
+        storage.delete(self.url(step, MANIFEST_FILE))
 
     def prune(self) -> None:
         """Remove whole checkpoints beyond ``keep_checkpoints``, and broken ones older than those.

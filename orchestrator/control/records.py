@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import (
+    CheckpointFailed,
     ClusterEvent,
     CommittedStep,
     Decision,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from orchestrator.control.chooser import Choice
 
 NOT_FINITE = "the gradient was not finite"
+CHECKPOINT_FAILED = "checkpoint_failed"
+"""How the warning begins that a checkpoint could not be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +266,9 @@ class Scribe:
             elif isinstance(event, Recovered):
                 detail = recovery_text(event)
                 written.append(self._event("recovered", detail, duration_s=event.duration_s))
+            elif isinstance(event, CheckpointFailed):
+                detail = f"{CHECKPOINT_FAILED}: of step {event.step}: {event.reason}"
+                written.append(self._event("warning", detail))
             else:
                 detail = f"step {event.step}: {event.message}"
                 written.append(self._event("failed", detail, event.device_id))

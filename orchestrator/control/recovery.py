@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from orchestrator.core.durable import ControlState
-from orchestrator.core.slot import ClusterEvent, DeviceLost, WorkerFailed
-from orchestrator.errors import LostWorkerError, UserCodeError
+from orchestrator.core.slot import CheckpointFailed, ClusterEvent, DeviceLost, WorkerFailed
+from orchestrator.errors import LostWorkerError, OrchestratorError, UserCodeError
 
 LOST_CONTACT = "lost contact"
 """How the message of a worker begins that only saw a neighbour vanish: never the cause itself."""
@@ -53,11 +53,15 @@ class FailureOptions:
     device to seconds left, such as {"mid-0": 30}. Ray's own notices (a node that is drained) need
     none."""
 
+    max_checkpoint_failures: int = 3
+    """Checkpoints in a row that may fail to be written, each after several tries, while training
+    goes on; one more ends the run. 0: the first one does; -1: without end."""
+
     timeout_s: float = 60.0
     """The one time-out; every other is derived from it and ordered."""
 
     def __post_init__(self) -> None:
-        for name in ("max_failures", "max_preemptions"):
+        for name in ("max_failures", "max_preemptions", "max_checkpoint_failures"):
             if getattr(self, name) < -1:
                 raise ValueError(f"{name} is {getattr(self, name)}; write -1 (no limit), 0 or more")
         if not self.timeout_s > 0:
@@ -110,6 +114,7 @@ def judge(
 
     Raises:
         UserCodeError: If the user's code raised; carries the user's own frames.
+        OrchestratorError: If too many checkpoints in a row could not be written.
         LostWorkerError: If a device in use is gone; names it and says how to resume.
     """
     failed = [event for event in events if isinstance(event, WorkerFailed)]
@@ -125,6 +130,8 @@ def judge(
     lost = [
         e for e in events if isinstance(e, DeviceLost) and e.device_id in in_use and not survives
     ]
+    resume = _resume_text(checkpoint_step)
+    _judge_checkpoints(events, resume)
     causes = [
         *((e.device_id, f"is gone: {e.reason}") for e in lost),
         *((e.device_id, f"failed at step {e.step}: {e.message}") for e in failed if _is_cause(e)),
@@ -135,12 +142,22 @@ def judge(
     device_id, what = causes[0]
     others = len({d for d, _ in causes} - {device_id})
     also = f" ({others} other worker{'s' * (others > 1)} stopped with it)" if others else ""
-    resume = (
-        "no checkpoint was written yet, so the same command starts anew"
-        if checkpoint_step is None
-        else f"the same command resumes at step {checkpoint_step}"
-    )
     raise LostWorkerError(f"device {device_id} {what}{also}; {resume}")
+
+
+def _judge_checkpoints(events: Sequence[ClusterEvent], resume: str) -> None:
+    for event in events:
+        if isinstance(event, CheckpointFailed) and event.ends_run:
+            raise OrchestratorError(
+                f"the checkpoint of step {event.step} could not be written, and too many before "
+                f"it: {event.reason}; when that is mended, {resume}"
+            )
+
+
+def _resume_text(checkpoint_step: int | None) -> str:
+    if checkpoint_step is None:
+        return "no checkpoint was written yet, so the same command starts anew"
+    return f"the same command resumes at step {checkpoint_step}"
 
 
 def _is_cause(event: WorkerFailed) -> bool:

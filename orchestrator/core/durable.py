@@ -47,6 +47,17 @@ class CheckpointFile:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointPart:
+    """What one worker wrote of the checkpoint at ``step``: the layers that it owns first."""
+
+    step: int
+    generation: int
+    files: tuple[CheckpointFile, ...]
+    problem: str = ""
+    """Why it could not be written, where it could not; there are no files then."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointManifest:
     """Written last: a checkpoint without it does not exist. ``step`` is the next step to run."""
 

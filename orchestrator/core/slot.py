@@ -90,7 +90,18 @@ class Recovered:
     """From the fault being known to standing there, on the run's clock."""
 
 
-ClusterEvent = DeviceJoined | DeviceLost | PreemptionNotice | WorkerFailed | Recovered
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """A checkpoint could not be written, however often that was tried; ``reason`` as one line."""
+
+    step: int
+    reason: str
+    ends_run: bool = False  # too many in a row
+
+
+ClusterEvent = (
+    DeviceJoined | DeviceLost | PreemptionNotice | WorkerFailed | Recovered | CheckpointFailed
+)
 
 
 @dataclass(frozen=True, slots=True)

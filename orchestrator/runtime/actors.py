@@ -10,7 +10,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.core.durable import CheckpointFile
+from orchestrator.core.durable import CheckpointPart
 from orchestrator.core.slot import StepReport, WorkerFailed
 
 logger = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ class News(Protocol):
         """Of its steps."""
 
     @property
-    def parts(self) -> tuple[tuple[int, tuple[CheckpointFile, ...]], ...]:
-        """(step, files) of the checkpoints it took part in."""
+    def parts(self) -> tuple[CheckpointPart, ...]:
+        """Of the checkpoints it took part in."""
 
     @property
     def failure(self) -> WorkerFailed | None:

@@ -9,10 +9,9 @@ from typing import Literal
 from orchestrator.config import RunConfig
 from orchestrator.control.backend import Capabilities
 from orchestrator.control.leases import committed_step
-from orchestrator.control.persistence import CheckpointStore
 from orchestrator.control.quarantine import Quarantine
 from orchestrator.control.recovery import judge
-from orchestrator.core.durable import CheckpointFile, CheckpointManifest
+from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.plan import Move, Plan, step_range
 from orchestrator.core.schedule import SCHEDULES
 from orchestrator.core.slot import (
@@ -28,6 +27,7 @@ from orchestrator.core.slot import (
     WorkerFailed,
 )
 from orchestrator.errors import LostWorkerError
+from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.crew import Boundary, Holders, Order
 from orchestrator.runtime.progress import Meter
 from orchestrator.runtime.rig import Rig
@@ -70,10 +70,12 @@ class RayBackend:
         self._restore, self._meter = restore, meter
         self._on_step, self._before_checkpoint = on_step, before_checkpoint
         self._timeouts = config.failure.timeouts
-        self._checkpoints = CheckpointStore(
-            config.run.run_url, keep_checkpoints=config.training.keep_checkpoints
+        self._checkpoints = Checkpoints(
+            config,
+            num_layers=rig.model.num_layers,
+            num_samples=rig.num_samples,
+            restore=restore,
         )
-        self._manifest = restore
         self._watch = self._new_watch(restore.step if restore else 0, rig.num_steps)
         self._plan: Plan | None = None  # what the loop asked for
         self._generation = 0  # of the plan whose layers the workers hold
@@ -138,15 +140,17 @@ class RayBackend:
         self._stand()
         self._applied = False
         step = self._watch.progress.next_step
-        while self._holders and not (self._manifest and self._manifest.step == step):
+        while self._holders and self._checkpoints.newest_step != step:
             try:
-                self._write_manifest(step, self._crew.save(step, self._holders))
+                parts = self._crew.save(step, self._holders)
             except LostWorkerError:
                 if self._crew.is_joined:
                     raise
                 self._recover()
                 step = self._watch.progress.next_step
-        return self._manifest
+            else:
+                self._checkpoints.write(step, self._generation, parts, self._before_checkpoint)
+        return self._checkpoints.newest
 
     def close(self) -> None:
         """End every worker; devices that are lost are held no longer. Safe to call twice."""
@@ -203,8 +207,7 @@ class RayBackend:
         batch, total = self._config.training.global_batch, self._rig.num_samples
         for reports in self._watch.progress.fresh():
             self._on_step(committed_step(reports, *step_range(reports[0].step, batch, total)))
-        for step, files in self._watch.progress.whole_checkpoints():
-            self._write_manifest(step, files)
+        self._checkpoints.follow(self._watch.progress, self._before_checkpoint)
         next_step = self._watch.progress.next_step
         for loss in self._watch.lost():
             self._meter.release(loss.device_id, self.now_s())
@@ -238,20 +241,6 @@ class RayBackend:
             if device_id not in known and not self._quarantine.holds(device_id, now_s):
                 self._crew.enlist(present.place)
 
-    def _write_manifest(self, step: int, files: Sequence[CheckpointFile]) -> None:
-        training = self._config.training
-        self._manifest = CheckpointManifest(
-            step=step,
-            generation=self._generation,
-            files=tuple(sorted(files, key=lambda file: file.layer)),
-            num_layers=self._rig.model.num_layers,
-            samples_committed=step_range(step, training.global_batch, self._rig.num_samples)[0],
-            seed=self._config.run.seed,
-            optimizer=training.optimizer.name,
-        )
-        self._before_checkpoint()
-        self._checkpoints.write_manifest(self._manifest)
-
     def _observation(self) -> Observation:
         self._slot_from_s = now_s = self.now_s()
         self._told_offers = self._rig.presence.offers()
@@ -261,12 +250,12 @@ class RayBackend:
             now_s=now_s,
             usage=self._meter.cut(now_s),
             reports=self._watch.progress.take(),
-            events=events,
+            events=(*events, *self._checkpoints.failures()),
             offers=self._told_offers,
             next_step=self._watch.progress.next_step,
             devices=tuple(d for d in self._devices.values() if d.device_id in there),
             leaving=frozenset(self._sight.leaving_s),
-            checkpoint_step=self._manifest.step if self._manifest else None,
+            checkpoint_step=self._checkpoints.newest_step,
         )
 
     # At a step boundary --------------------------------------------------------------
@@ -369,16 +358,17 @@ class RayBackend:
             time.sleep(WAKE_S)
         raise LostWorkerError(
             "every worker is lost, and none came back; the same command resumes at step "
-            f"{self._manifest.step if self._manifest else 0}"
+            f"{self._checkpoints.newest_step or 0}"
         )
 
     def _rewind(self) -> Literal["checkpoint", "start"]:
         """Let every worker forget its layers; the next plan restores them."""
-        self._holders, self._restore = {}, self._manifest
-        step = self._manifest.step if self._manifest else 0
+        newest = self._checkpoints.newest
+        self._holders, self._restore = {}, newest
+        step = newest.step if newest else 0
         self._watch.progress.rewind(step)
-        self._crew.forget(self._watch, step, anew=self._manifest is None)
-        return "checkpoint" if self._manifest else "start"
+        self._crew.forget(self._watch, step, anew=newest is None)
+        return "checkpoint" if newest else "start"
 
     def _uses(self, device_ids: Iterable[str]) -> bool:
         return self._plan is not None and not set(self._plan.device_ids).isdisjoint(device_ids)

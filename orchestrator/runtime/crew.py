@@ -11,7 +11,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
 
 from orchestrator.config import RunConfig
-from orchestrator.core.durable import CheckpointFile, CheckpointManifest
+from orchestrator.core.durable import CheckpointManifest, CheckpointPart
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Move, Plan
 from orchestrator.errors import LostWorkerError
@@ -25,7 +25,7 @@ from workers.output import send_output_to
 from workers.profiler import profile_model
 from workers.splitting import load_task, split
 from workers.update import Verdict
-from workers.worker import Assignment, CheckpointPart, Standing, TaskInfo, WorkerSpec
+from workers.worker import Assignment, Standing, TaskInfo, WorkerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -172,15 +172,16 @@ class Crew:
             return False
         return True
 
-    def save(self, step: int, holders: Holders) -> tuple[CheckpointFile, ...]:
-        """Have every layer written by one of those who hold it.
+    def save(self, step: int, holders: Holders) -> tuple[CheckpointPart, ...]:
+        """Have every layer written by the first of those who hold it.
 
         Raises:
-            LostWorkerError: If a worker is lost, or its storage refuses.
+            LostWorkerError: If a worker is lost.
         """
         layers: dict[str, list[int]] = {}
         for layer, devices in sorted(holders.items()):
-            layers.setdefault(devices[0], []).append(layer)
+            first = min(devices, key=self._world.index)  # who writes it during the run, too
+            layers.setdefault(first, []).append(layer)
         parts = self.fleet.call(
             "save",
             CheckpointPart,
@@ -189,7 +190,7 @@ class Crew:
             device_ids=layers,
             each={device_id: (tuple(mine),) for device_id, mine in layers.items()},
         )
-        return tuple(file for part in parts.values() for file in part.files)
+        return tuple(parts.values())
 
     # Coming and going ----------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """What is in a run's folder before a run starts: nothing, a finished run, or one to go on with."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from typing import Literal
@@ -99,10 +100,14 @@ def _take_checkpoint(config: RunConfig, path: str, *, fresh: bool) -> None:
             "give run.name another value to start from another run's checkpoint"
         )
     for file in manifest.files:
-        storage.write_bytes(
-            own.url(manifest.step, file.path),
-            storage.read_bytes(storage.join(source, file.path)),
-        )
+        url = storage.join(source, file.path)
+        data = storage.read_bytes(url)
+        if hashlib.sha256(data).hexdigest() != file.checksum:
+            raise ConfigError(
+                f"--resume {path}: {url} is damaged: its checksum is not that of the manifest; "
+                "give the path of another checkpoint"
+            )
+        storage.write_bytes(own.url(manifest.step, file.path), data)
     own.write_manifest(manifest)
 
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from importlib.metadata import version
 
-from orchestrator import storage
+from orchestrator import lines, storage
 from orchestrator.config import RunConfig
 from orchestrator.control.books import LoopOptions
 from orchestrator.control.loop import ControlLoop
@@ -25,7 +25,7 @@ from orchestrator.core.slot import (
     Usage,
     first_problem,
 )
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import ConfigError, DamagedCheckpointError, OrchestratorError
 from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.reports.records import slot_json
 from orchestrator.runtime.backend import RayBackend
@@ -119,6 +119,38 @@ class Head:
             self._backend.interrupt()
 
     def _run(self, comparing: Comparing | None, *, at_once: bool) -> Outcome:
+        """Live from the newest checkpoint that is not damaged."""
+        while True:
+            try:
+                return self._live(comparing, at_once=at_once)
+            except DamagedCheckpointError as error:
+                self._fall_back(error)
+
+    def _fall_back(self, error: DamagedCheckpointError) -> None:
+        """Make ready for another life, from the checkpoint before a damaged one.
+
+        Raises:
+            ConfigError: If there is none.
+        """
+        older = [step for step in self._checkpoints.steps() if step < error.step]
+        if not older:
+            raise ConfigError(
+                f"{error}; no older checkpoint is left: put a copy back, or start under another "
+                "run.name"
+            ) from None
+        if self._backend is not None:
+            self._backend.close()
+        self._write_steps()
+        self._checkpoints.set_aside(error.step)
+        detail = f"checkpoint_damaged: {error}; going on from the one of step {older[-1]}"
+        logger.warning("%s", detail)
+        state = self._store.load_state()
+        time_s = state.time_s * self._config.emulation.billing_speedup if state else 0.0
+        event = RunEvent(time_s, state.slot if state else 0, "warning", detail)
+        self._store.write_journal(SlotJournal(events=(event,)))
+        self._events.append(event)
+
+    def _live(self, comparing: Comparing | None, *, at_once: bool) -> Outcome:
         # The driver imports this module, too; here CVXPY is loaded before a slot waits for it.
         from orchestrator.planning.program import SlotProgram  # noqa: PLC0415 - as above
 
@@ -259,7 +291,7 @@ class Head:
         self._phase = phase
 
     def _record(self, record: SlotRecord) -> None:
-        storage.append_line(self._store.url("slots.jsonl"), slot_json(record))
+        lines.append_lines(self._store.url("slots.jsonl"), (slot_json(record),))
         self._slots.append(record)
 
     def _write_steps(self) -> None:

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterable
 
-from orchestrator.core.durable import CheckpointFile
+from orchestrator.core.durable import CheckpointFile, CheckpointPart
 from orchestrator.core.slot import StepReport, Usage
 
 
@@ -22,13 +22,14 @@ class Progress:
         self._reports: dict[int, dict[str, StepReport]] = {}
         self._whole: list[StepReport] = []
         self._fresh: list[tuple[StepReport, ...]] = []
-        self._files: dict[int, dict[str, tuple[CheckpointFile, ...]]] = {}
+        self._files: dict[tuple[int, int], dict[int, CheckpointFile]] = {}  # by layer
+        self._unwritten: dict[tuple[int, int], str] = {}  # these two by generation and step
+        self._last_checkpoint = (-1, -1)  # that is whole, or was given up
 
     def expect(self, device_ids: Iterable[str], generation: int) -> None:
         """From now on the steps of these devices, under this generation, count."""
         self._devices, self._generation = frozenset(device_ids), generation
         self._reports.clear()
-        self._files.clear()
 
     def report(self, report: StepReport) -> None:
         """Take in one device's report of one step; one of another generation is dropped."""
@@ -69,22 +70,37 @@ class Progress:
         fresh, self._fresh = tuple(self._fresh), []
         return fresh
 
-    def part(self, device_id: str, step: int, files: tuple[CheckpointFile, ...]) -> None:
-        """Take in the layers that one device wrote for the checkpoint of ``step``."""
-        self._files.setdefault(step, {})[device_id] = files
+    def part(self, part: CheckpointPart) -> None:
+        """Take in what one device wrote of a checkpoint; the plan may have changed since."""
+        key = (part.generation, part.step)
+        if key <= self._last_checkpoint:
+            return
+        if part.problem:
+            self._unwritten.setdefault(key, part.problem)
+        self._files.setdefault(key, {}).update({file.layer: file for file in part.files})
 
-    def whole_checkpoints(self) -> tuple[tuple[int, tuple[CheckpointFile, ...]], ...]:
-        """Checkpoints that all devices have written and whose steps are committed; once each."""
-        steps = [
-            step
-            for step, parts in sorted(self._files.items())
-            if step <= self.next_step and len(parts) == len(self._devices)
-        ]
-        return tuple((step, self._joined(self._files.pop(step))) for step in steps)
+    def whole_checkpoints(self, num_layers: int) -> tuple[CheckpointPart, ...]:
+        """Checkpoints with every layer, and whose steps are committed, as one part; once each."""
+        keys = sorted(
+            (generation, step)
+            for (generation, step), files in self._files.items()
+            if step <= self.next_step and len(files) == num_layers
+        )
+        found = []
+        for key in keys:
+            files = tuple(file for _, file in sorted(self._files[key].items()))
+            found.append(CheckpointPart(key[1], key[0], files))
+            self._last_checkpoint = key
+        self._files = {k: files for k, files in self._files.items() if k > self._last_checkpoint}
+        return tuple(found)
 
-    @staticmethod
-    def _joined(parts: dict[str, tuple[CheckpointFile, ...]]) -> tuple[CheckpointFile, ...]:
-        return tuple(sorted((f for files in parts.values() for f in files), key=lambda f: f.layer))
+    def unwritten_checkpoints(self) -> tuple[tuple[int, str], ...]:
+        """(step, why) of checkpoints that some device could not write since the last call."""
+        found = tuple((step, problem) for (_, step), problem in sorted(self._unwritten.items()))
+        for key in self._unwritten:
+            self._last_checkpoint = max(self._last_checkpoint, key)  # no more of it
+        self._unwritten = {}
+        return found
 
 
 class RunClock:

@@ -169,8 +169,8 @@ class Watch:
     def _take(self, device_id: str, news: News) -> None:
         for report in news.reports:
             self.progress.report(report)
-        for step, files in news.parts:
-            self.progress.part(device_id, step, files)
+        for part in news.parts:
+            self.progress.part(part)
         if news.failure is not None:
             self._trouble.failed(news.failure)
         if news.failure is not None or news.ended_before is not None:

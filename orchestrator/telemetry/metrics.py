@@ -124,6 +124,7 @@ REASONS = frozenset(
         "price_unknown", "no_feasible_plan", "user_rows_infeasible", "finished", "budget",
         "stopped", "assignment", "deadline", "not_finite", "worker",
         "price", "budget_infeasible", "tau_v", "queue_cap",
+        "checkpoint_failed", "checkpoint_damaged",
     }
 )  # fmt: skip
 """Values of the label ``reason``; any other text is shown as ``other``."""

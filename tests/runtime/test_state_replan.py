@@ -1,6 +1,7 @@
 """Changes of plan inside running workers: layers and optimizer state move, nothing restarts."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 from safetensors.torch import load_file
 
 from benchmarks.fleet import ChildError, Fleet, make_plan
+from orchestrator.core.model import ScheduleOptions
 from orchestrator.core.plan import Move, Plan
-from tests.runtime.harness import make_spec
+from orchestrator.core.slot import StepReport
+from tests.runtime.harness import make_spec, wait_for_parts
 from tests.runtime.plans import random_plan
 from tests.runtime.reference import largest_difference, saved_parameters, train_alone
 
@@ -92,6 +95,10 @@ def test_layers_come_from_the_source_that_the_migration_names(fleet: Fleet, tmp_
 
 
 def test_any_plan_restores_any_checkpoint(fleet: Fleet, tmp_path: Path) -> None:
+    """deepspeedai/Megatron-DeepSpeed#439, THUDM/GLM#136, verl-project/verl#2265.
+
+    There a file demands the old world size; here any number of devices and another transport do.
+    """
     spec = make_spec(
         "language", str(tmp_path), global_batch=8, optimizer=ADAMW, checkpoint_every_steps=5
     )
@@ -100,11 +107,13 @@ def test_any_plan_restores_any_checkpoint(fleet: Fleet, tmp_path: Path) -> None:
     fleet.start(spec)
     run_to(fleet, first, 0, 10)
     manifest = fleet.save(10, num_layers=7)
-    fleet.start(spec)  # a new life: nothing is left but the files
-    run_to(fleet, second, 10, 16, restore=manifest)
-    fleet.save(16, num_layers=7)
     alone, _ = train_alone(spec, 16)
-    assert largest_difference(alone, saved_parameters(str(tmp_path), 16, 7)) <= 1e-12
+    lonely = make_plan([([("d5", 7)], (8,))], generation=2)
+    for plan, transport in ((second, "tcp"), (lonely, "tcp"), (second, "gloo")):
+        fleet.start(replace(spec, transport=transport))  # nothing is left but the files
+        run_to(fleet, plan, 10, 16, restore=manifest)
+        fleet.save(16, num_layers=7)
+        assert largest_difference(alone, saved_parameters(str(tmp_path), 16, 7)) <= 1e-12
     fleet.news()
     run_to(fleet, first, 10, 16, restore=manifest)  # the same workers go back
     fleet.save(16, num_layers=7)
@@ -119,8 +128,11 @@ def test_run_writes_checkpoints_by_itself_and_names_each_layer_once(
     )
     plan = make_plan([([("d0", 1), ("d1", 2)], (2, 1)), ([("d3", 2), ("d2", 1)], (3,))])
     fleet.start(spec)
-    run_to(fleet, plan, 0, 9)
-    parts = [item for news in fleet.news() for item in news if hasattr(item, "files")]
+    run_to(fleet, plan, 0, 6)
+    parts = wait_for_parts(fleet, 2)
+    fleet.all("extend", 9)
+    fleet.run(plan)
+    parts += wait_for_parts(fleet, 2)
     layers = {
         step: sorted(f.layer for p in parts if p.step == step for f in p.files) for step in (4, 8)
     }
@@ -161,6 +173,34 @@ def test_discarded_runs_leave_no_trace(fleet: Fleet, tmp_path: Path) -> None:
     fleet.save(6, num_layers=7)
     alone, _ = train_alone(spec, 6)
     assert largest_difference(alone, saved_parameters(str(tmp_path), 6, 7)) <= 1e-12
+
+
+def test_the_learning_rate_is_that_of_the_step_however_many_devices_there_are(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """open-mmlab/mmdetection#3800: with more devices the rate stays, and a user expects scaling.
+
+    It is a function of the step, and the global batch is that of the file, whatever the plan.
+    """
+    schedule = ScheduleOptions(name="cosine", warmup_steps=3)
+    spec = make_spec(
+        "mlp", str(tmp_path), task_args={"num_layers": 4}, global_batch=8, lr_schedule=schedule
+    )
+    plans = [
+        make_plan([([("d0", 4)], (4, 4))]),
+        make_plan([([("d1", 2), ("d2", 2)], (3, 2)), ([("d3", 4)], (3,))], generation=2),
+        make_plan([([(f"d{i}", 4)], (2,)) for i in range(4)], generation=3),
+    ]
+    fleet.start(spec)
+    for index, plan in enumerate(plans):
+        run_to(fleet, plan, 4 * index, 4 * index + 4)
+    reports = [r for news in fleet.news() for r in news if isinstance(r, StepReport)]
+    assert {(r.step, r.lr) for r in reports} == {
+        (step, 0.05 * schedule.factor(step, 20)) for step in range(12)
+    }
+    groups = {(r.step, r.group_index): r.num_samples for r in reports}
+    for step in range(12):
+        assert sum(size for (at, _), size in groups.items() if at == step) == 8
 
 
 def test_layers_that_left_free_their_memory(fleet: Fleet, tmp_path: Path) -> None:

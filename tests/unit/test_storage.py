@@ -1,14 +1,19 @@
 """Files and the JSON form of the nouns."""
 
+import errno
 import json
 import os
+import pickle
+import re
+import sys
 from pathlib import Path
+from typing import ClassVar
 
+import fsspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from fsspec.implementations.memory import MemoryFileSystem
 
-from orchestrator import storage
+from orchestrator import retries, storage
 from orchestrator.core.cluster import Team
 from orchestrator.core.durable import CheckpointFile, CheckpointManifest, ControlState, LedgerEntry
 from orchestrator.core.plan import Group, LayerSplit, Plan, Stage
@@ -17,6 +22,7 @@ from orchestrator.core.slot import (
     Rates,
     SlotRecord,
 )
+from orchestrator.errors import as_told
 from orchestrator.storage import RunOptions
 
 
@@ -57,7 +63,6 @@ def test_a_missing_file_is_not_found_and_a_missing_folder_is_empty(folder: str) 
     with pytest.raises(FileNotFoundError):
         storage.read_bytes(storage.join(folder, "none"))
     assert storage.list_names(storage.join(folder, "none")) == ()
-    assert storage.read_lines(storage.join(folder, "none.jsonl")) == ()
     storage.delete(storage.join(folder, "none"))
 
 
@@ -82,37 +87,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path: Path)
         storage.write_bytes(str(tmp_path / "taken"), b"new")
     assert (tmp_path / "taken" / "inside").read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
-
-
-def test_lines_come_back_in_order(folder: str) -> None:
-    url = storage.join(folder, "deep", "lines.jsonl")
-    storage.append_line(url, "a")
-    storage.append_lines(url, ["b", "c"])
-    storage.append_lines(url, [])
-    assert storage.read_lines(url) == ("a", "b", "c")
-
-
-@given(torn=st.binary(max_size=40).filter(lambda b: b"\n" not in b))
-def test_a_line_torn_by_a_crash_is_dropped_and_earlier_lines_stay(
-    tmp_path_factory: pytest.TempPathFactory, torn: bytes
-) -> None:
-    path = tmp_path_factory.mktemp("torn") / "ledger.jsonl"
-    path.write_bytes(b"first\n" + torn)
-    assert storage.read_lines(str(path)) == ("first",)
-    storage.append_line(str(path), "second")
-    assert path.read_bytes() == b"first\nsecond\n"
-
-
-def test_a_torn_line_longer_than_a_block_is_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b"first\n" + b"x" * 10_000)
-    storage.append_line(str(path), "second")
-    assert storage.read_lines(str(path)) == ("first", "second")
-
-
-def test_a_line_break_inside_a_line_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="line break"):
-        storage.append_line(str(tmp_path / "x"), "a\nb")
 
 
 @pytest.mark.parametrize(
@@ -205,5 +179,91 @@ def test_a_folder_below_a_file_has_an_obstacle(tmp_path: Path) -> None:
 def test_a_full_disk_is_reported_with_the_file() -> None:
     with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
         storage.write_bytes("/dev/full", b"x")
-    with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
-        storage.append_lines("/dev/full", ["x"])
+
+
+class Flaky(MemoryFileSystem):
+    """Fails as often as it is told to, as drivers fail: each with errors of its own."""
+
+    protocol = "flaky"
+    store: ClassVar[dict] = {}
+    pseudo_dirs: ClassVar[list] = [""]
+    errors: ClassVar[list[Exception]] = []
+
+    def pipe_file(self, path: str, value: bytes, **options: object) -> None:
+        super().pipe_file(path, value, **options)
+        if self.errors:
+            raise self.errors.pop(0)  # it was stored all the same: who knows?
+
+
+fsspec.register_implementation("flaky", Flaky, clobber=True)
+
+
+class DriverError(Exception):
+    """Of no class that we know."""
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    waited: list[float] = []
+    monkeypatch.setattr(retries.time, "sleep", waited.append)
+    Flaky.errors.clear()
+    return waited
+
+
+HICCUPS = (
+    OSError(errno.EIO, "Input/output error"),
+    OSError(errno.EBUSY, "Please reduce your request rate."),
+    ConnectionResetError("reset"),
+    TimeoutError("no answer"),
+    DriverError("503"),
+)
+
+
+@pytest.mark.parametrize("hiccup", HICCUPS, ids=repr)
+def test_a_hiccup_of_the_store_is_tried_again(waits: list[float], hiccup: Exception) -> None:
+    """ray-project/ray#47939, #55350: one hiccup of the object store ends training."""
+    Flaky.errors += [hiccup, hiccup]
+    storage.write_bytes("flaky://a/b", b"x")
+    assert storage.read_bytes("flaky://a/b") == b"x"
+    assert waits == list(retries.WAITS_S[:2])
+
+
+@pytest.mark.parametrize("hiccup", HICCUPS, ids=repr)
+def test_a_store_that_fails_every_time_is_named(waits: list[float], hiccup: Exception) -> None:
+    Flaky.errors += [hiccup] * 9
+    with pytest.raises(OSError, match=re.escape("flaky://a/b")) as raised:
+        storage.write_bytes("flaky://a/b", b"x")
+    assert waits == list(retries.WAITS_S)
+    if not isinstance(hiccup, DriverError):
+        told = as_told(pickle.loads(pickle.dumps(raised.value)))
+        assert "flaky://a/b" in str(told)
+        assert "start again when that is mended" in str(told)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        FileNotFoundError("The specified bucket does not exist"),
+        PermissionError("Access Denied"),
+        ValueError("no such option"),
+        ImportError("Install it"),
+    ],
+    ids=repr,
+)
+def test_what_does_not_pass_is_told_at_once(waits: list[float], error: Exception) -> None:
+    Flaky.errors.append(error)
+    with pytest.raises(OSError, match=re.escape("flaky://a/b")) as raised:
+        storage.write_bytes("flaky://a/b", b"x")
+    assert waits == []
+    if isinstance(error, OSError):
+        assert type(raised.value) is type(error)
+
+
+def test_a_driver_that_is_missing_comes_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    with pytest.raises(OSError, match=r"s3://b/x: Install s3fs .*pip install 'lyray\[s3\]'"):
+        storage.read_bytes("s3://b/x")

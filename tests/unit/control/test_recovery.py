@@ -1,11 +1,13 @@
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.builders import make_device
 from orchestrator.control.recovery import FailureOptions, judge, unbilled_s
 from orchestrator.core.durable import ControlState
 from orchestrator.core.plan import Plan
-from orchestrator.core.slot import DeviceJoined, DeviceLost, WorkerFailed
-from orchestrator.errors import LostWorkerError, UserCodeError
+from orchestrator.core.slot import CheckpointFailed, DeviceJoined, DeviceLost, WorkerFailed
+from orchestrator.errors import LostWorkerError, OrchestratorError, UserCodeError
 
 
 def test_time_outs_are_strictly_nested_and_grow_with_the_one_knob() -> None:
@@ -17,7 +19,13 @@ def test_time_outs_are_strictly_nested_and_grow_with_the_one_knob() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("timeout_s", 0.0), ("max_failures", -2), ("max_preemptions", -5)]
+    ("name", "value"),
+    [
+        ("timeout_s", 0.0),
+        ("max_failures", -2),
+        ("max_preemptions", -5),
+        ("max_checkpoint_failures", -2),
+    ],
 )
 def test_impossible_failure_options_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):
@@ -93,3 +101,13 @@ def test_nothing_is_owed_by_a_run_that_ended_or_never_began_or_whose_clock_went_
     assert unbilled_s(None, 1070.0, slot_s=60.0, at_once=True) == 0.0
     assert unbilled_s(dead_heads_state(None), 1070.0, slot_s=60.0, at_once=True) == 0.0
     assert unbilled_s(dead_heads_state(1000.0), 900.0, slot_s=60.0, at_once=True) == 0.0
+
+
+def test_a_checkpoint_that_failed_is_survived_until_too_many_in_a_row_did() -> None:
+    """ray-project/ray#47939, #55350: only N failures in a row end the training."""
+    failed = CheckpointFailed(20, "s3://b/r/x: the bucket is gone")
+    judge((failed,), in_use={"a-0"}, checkpoint_step=10)
+    last = replace(failed, ends_run=True)
+    with pytest.raises(OrchestratorError, match=r"s3://b/r/x: the bucket is gone; .*step 10") as e:
+        judge((failed, last), in_use={"a-0"}, checkpoint_step=10)
+    assert not isinstance(e.value, LostWorkerError)  # another life would not mend it

@@ -1,5 +1,6 @@
 """What a run's folder allows: start, go on, or leave alone."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,9 @@ budget: {{average_per_hour_usd: 1.0, total_usd: {total}}}
 """
 
 
+WEIGHTS_SHA256 = hashlib.sha256(b"weights").hexdigest()
+
+
 def config(folder: Path, *, name: str = "r", batch: int = 8, total: float = 5.0) -> RunConfig:
     return RunConfig.parse(TEXT.format(folder=folder, name=name, batch=batch, total=total))
 
@@ -38,7 +42,7 @@ def write_checkpoint(run: RunConfig, step: int) -> str:
         CheckpointManifest(
             step=step,
             generation=1,
-            files=(CheckpointFile(0, "layer-000.safetensors", 7, "x"),),
+            files=(CheckpointFile(0, "layer-000.safetensors", 7, WEIGHTS_SHA256),),
             num_layers=1,
             samples_committed=8 * step,
             seed=0,
@@ -115,6 +119,16 @@ def test_another_runs_newest_checkpoint_starts_a_new_run(tmp_path: Path) -> None
     assert latest.step == 4
     copied = CheckpointStore(second.run.run_url).url(4, "layer-000.safetensors")
     assert storage.read_bytes(copied) == b"weights"
+
+
+def test_another_runs_damaged_checkpoint_is_not_taken(tmp_path: Path) -> None:
+    first, second = config(tmp_path), config(tmp_path, name="s")
+    open_folder(first, "auto")
+    folder = write_checkpoint(first, 2)
+    storage.write_bytes(storage.join(folder, "layer-000.safetensors"), b"weighty")
+    with pytest.raises(ConfigError, match=r"layer-000\.safetensors is damaged: its checksum"):
+        open_folder(second, first.run.run_url)
+    assert CheckpointStore(second.run.run_url).latest() is None
 
 
 def test_a_run_does_not_take_over_anothers_checkpoint(tmp_path: Path) -> None:

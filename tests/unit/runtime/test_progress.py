@@ -1,6 +1,6 @@
 """Single workers' reports become whole steps, whole checkpoints and held stretches."""
 
-from orchestrator.core.durable import CheckpointFile
+from orchestrator.core.durable import CheckpointFile, CheckpointPart
 from orchestrator.core.slot import StepReport, Usage
 from orchestrator.runtime.progress import Meter, Progress, RunClock, window_steps
 
@@ -71,17 +71,53 @@ def test_steps_behind_a_checkpoint_are_reported_anew() -> None:
     assert [r.step for r in progress.take()] == [0, 0, 1, 1, 2, 2, 1, 1, 2, 2]
 
 
-def test_a_checkpoint_is_whole_when_all_parts_are_there_and_its_steps_committed() -> None:
+FILES = tuple(CheckpointFile(i, f"layer-{i:03d}", 1, "x") for i in range(2))
+
+
+def part(step: int, layers: tuple[int, ...], *, generation: int = 1) -> CheckpointPart:
+    return CheckpointPart(step, generation, tuple(FILES[layer] for layer in layers))
+
+
+def test_a_checkpoint_is_whole_when_all_layers_are_there_and_its_steps_committed() -> None:
     progress = two_workers()
-    first, second = (CheckpointFile(i, f"layer-{i:03d}", 1, "x") for i in range(2))
-    progress.part("b", 1, (second,))
-    assert progress.whole_checkpoints() == ()
-    progress.part("a", 1, (first,))
-    assert progress.whole_checkpoints() == ()  # step 0 is not committed yet
+    progress.part(part(1, (1,)))
+    assert progress.whole_checkpoints(2) == ()
+    progress.part(part(1, (0,)))
+    assert progress.whole_checkpoints(2) == ()  # step 0 is not committed yet
     for device_id in ("a", "b"):
         progress.report(report(0, device_id))
-    assert progress.whole_checkpoints() == ((1, (first, second)),)
-    assert progress.whole_checkpoints() == ()
+    assert progress.whole_checkpoints(2) == (part(1, (0, 1)),)
+    assert progress.whole_checkpoints(2) == ()
+    progress.part(part(1, (0,)))  # told twice: by the writer, and by who waited for it
+    assert progress.whole_checkpoints(1) == ()
+
+
+def test_a_checkpoint_becomes_whole_though_the_plan_changes_while_it_is_written() -> None:
+    progress = two_workers(next_step=3)
+    progress.part(part(2, (0,)))
+    progress.expect(("c",), generation=2)
+    progress.part(part(2, (1,)))
+    assert progress.whole_checkpoints(2) == (part(2, (0, 1)),)
+
+
+def test_parts_of_steps_that_were_done_twice_are_not_mixed() -> None:
+    progress = two_workers(next_step=3)
+    progress.part(part(2, (0,)))
+    progress.part(part(2, (1,), generation=2))
+    assert progress.whole_checkpoints(2) == ()
+    progress.part(part(2, (0,), generation=2))
+    assert progress.whole_checkpoints(2) == (part(2, (0, 1), generation=2),)
+
+
+def test_a_checkpoint_that_one_device_could_not_write_is_told_once_and_never_whole() -> None:
+    progress = two_workers(next_step=3)
+    progress.part(part(2, (0, 1)))
+    for problem in ("full", "full too"):
+        progress.part(CheckpointPart(2, 1, (), problem))
+    assert progress.unwritten_checkpoints() == ((2, "full"),)
+    assert progress.unwritten_checkpoints() == ()
+    progress.part(CheckpointPart(2, 1, (), "late"))
+    assert progress.unwritten_checkpoints() == ()
 
 
 def test_fresh_steps_are_told_once() -> None:

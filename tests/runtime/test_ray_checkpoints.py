@@ -1,0 +1,101 @@
+"""Checkpoints of whole runs: some cannot be written, some are damaged, and the run says so."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import RunConfig
+from orchestrator.control.persistence import CheckpointStore
+from orchestrator.errors import ConfigError, OrchestratorError
+from orchestrator.runtime.driver import run_job
+from tests.runtime.test_ray_run import (
+    TEXT,
+    Watcher,
+    _cluster,
+    check_books,
+    config,
+    losses_alone,
+    once_at,
+    read,
+)
+
+pytestmark = [pytest.mark.runtime, pytest.mark.timeout(240)]
+
+__all__ = ["_cluster"]  # for the whole module
+
+
+def bar(run: RunConfig, step: int) -> None:
+    """Let no checkpoint of a step be written: a file stands where its folder would."""
+    folder = Path(run.run.run_url) / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"step-{step:06d}").touch()
+
+
+def damage(run: RunConfig, step: int) -> Path:
+    file = Path(CheckpointStore(run.run.run_url).url(step, "layer-001.safetensors"))
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    return file
+
+
+def warnings(run: RunConfig) -> list[str]:
+    return [str(e["detail"]) for e in read(run, "events.jsonl") if e["kind"] == "warning"]
+
+
+def test_a_checkpoint_that_cannot_be_written_or_read_costs_steps_but_not_the_run(
+    tmp_path: Path,
+) -> None:
+    """Lightning-AI/pytorch-lightning#19970, ray-project/ray#47939: the one before serves."""
+    run = config(tmp_path, steps=60)
+    bar(run, 20)
+    stop = once_at(32, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stopped = run_job(run, view=Watcher(stop))
+    assert stopped.status == "stopped"
+    check_books(run, stopped)
+    (warning,) = warnings(run)
+    assert warning.startswith("checkpoint_failed: of step 20: ")
+    assert "checkpoints/step-000020" in warning
+    older, newest = CheckpointStore(run.run.run_url).steps()
+    assert 20 not in (older, newest)
+
+    damage(run, newest)
+    intact = tmp_path / "intact"
+    shutil.copy(CheckpointStore(run.run.run_url).url(older, "layer-001.safetensors"), intact)
+    harmed = damage(run, older)
+    refused = r"layer-001\.safetensors is damaged: .*; no older checkpoint is left: put a copy back"
+    with pytest.raises(ConfigError, match=refused):
+        run_job(run)
+    assert CheckpointStore(run.run.run_url).steps() == (older,)  # nothing was thrown away
+    shutil.copy(intact, harmed)
+
+    finished = run_job(run)
+    assert finished.status == "finished"
+    check_books(run, finished)
+    assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
+        losses_alone(run), rel=1e-5
+    )
+    told = warnings(run)[1]
+    assert told.startswith("checkpoint_damaged: ")
+    assert told.endswith(f"going on from the one of step {older}")
+    resumed = [e["detail"] for e in read(run, "events.jsonl") if e["kind"] == "resumed"]
+    assert resumed[-1] == f"at step {older}"
+
+
+def test_checkpoints_that_fail_in_a_row_end_the_run_naming_the_place(tmp_path: Path) -> None:
+    """ray-project/ray#47939, #55350: only N failures in a row end it."""
+    text = TEXT.format(folder=tmp_path, task="tests.runtime.models:mlp", steps=200, events="")
+    run = RunConfig.parse(text, ["failure.max_checkpoint_failures=1"])
+    bar(run, 10)
+    bar(run, 20)
+    with pytest.raises(OrchestratorError, match=r"step 20 could .*checkpoints/step-000020") as e:
+        run_job(run)
+    assert (e.value.status, e.value.exit_code) == ("failed", 1)
+    steps, ledger = read(run, "steps.jsonl"), read(run, "ledger.jsonl")
+    assert 20 <= len(steps) < 200
+    result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
+    assert result["resumable"]
+    assert result["spent_usd"] == pytest.approx(sum(row["usd"] for row in ledger), abs=1e-9)

@@ -15,7 +15,7 @@ from workers.process_groups import LostContactError
 from workers.transport import PeerLostError
 
 _NOT_THE_USERS = tuple(
-    str(Path(folder).resolve())
+    str(Path(folder).absolute())
     for package in (workers, orchestrator, torch)
     for folder in package.__path__
 )

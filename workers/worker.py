@@ -369,6 +369,7 @@ class Worker:
             self._updater.apply(self._next_step, verdict, num_samples)
         if self._updater is not None:
             self._updater.discard()
+        self._writer.late |= verdict is not None and verdict.due  # whoever was lost has its part
         self._next_step, self._trace = step, StepTrace(verdict=verdict)
 
     def rewind(self, step: int) -> None:

@@ -1,6 +1,7 @@
 """What workers have done and held: whole steps and checkpoints, time; how far they may go."""
 
 import math
+import sys
 import time
 from collections.abc import Iterable
 
@@ -56,9 +57,11 @@ class Progress:
             self.next_step += 1
 
     def rewind(self, next_step: int) -> None:
-        """Go on with ``next_step``: later steps are undone."""
+        """Go on with ``next_step``: later steps, and checkpoints under way, are undone."""
         self.next_step = next_step
         self._reports.clear()
+        self._files.clear()
+        self._last_checkpoint = (self._generation, sys.maxsize)  # a late part must not count
 
     def take(self) -> tuple[StepReport, ...]:
         """Reports of the steps completed since the last call, in order of step and device."""

@@ -109,6 +109,20 @@ def test_parts_of_steps_that_were_done_twice_are_not_mixed() -> None:
     assert progress.whole_checkpoints(2) == (part(2, (0, 1), generation=2),)
 
 
+def test_a_checkpoint_of_undone_steps_is_never_whole() -> None:
+    progress = two_workers(next_step=3)
+    progress.part(part(3, (0,)))
+    progress.rewind(1)
+    progress.part(part(3, (0, 1)))  # the old workers' last word
+    progress.expect(("a",), generation=2)
+    for step in (1, 2):
+        progress.report(report(step, "a", generation=2))
+    assert progress.next_step == 3
+    assert progress.whole_checkpoints(2) == ()
+    progress.part(part(3, (0, 1), generation=2))
+    assert progress.whole_checkpoints(2) == (part(3, (0, 1), generation=2),)
+
+
 def test_a_checkpoint_that_one_device_could_not_write_is_told_once_and_never_whole() -> None:
     progress = two_workers(next_step=3)
     progress.part(part(2, (0, 1)))

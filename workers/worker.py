@@ -265,7 +265,7 @@ class Worker:
         if runner is None or assignment is None:
             return RunEnd(self._next_step, "window")  # idle: nothing to do
         assert self._samples is not None
-        verdict = runner.agree(self._window(), time.monotonic())
+        verdict = runner.agree(self._window(assignment), time.monotonic())
         at_s = verdict.end_s
         while True:
             if self._next_step >= self._samples.num_steps:
@@ -276,7 +276,7 @@ class Worker:
                 break
             if not runner.emulated:
                 at_s = time.monotonic()
-            verdict, report = runner.run(self._next_step, at_s, self._window())
+            verdict, report = runner.run(self._next_step, at_s, self._window(assignment))
             at_s = report.ended_s + assignment.clock_zero_s
             self._next_step += 1
             self.outbox.put(report)
@@ -287,9 +287,8 @@ class Worker:
         self._hold = False
         return RunEnd(self._next_step, reason)
 
-    def _window(self) -> Window:
-        assert self._assignment is not None
-        saves = self._assignment.checkpoint and not self._discards
+    def _window(self, assignment: Assignment) -> Window:
+        saves = assignment.checkpoint and not self._discards
         due = saves and self._writer.is_due(self._next_step + 1)
         return Window(self._hold, self._end_step, due, self._writer.busy)
 

@@ -12,10 +12,14 @@ from torch import Tensor
 from orchestrator.core.plan import Group, Plan
 from orchestrator.core.plan import Stage as PlannedStage
 from orchestrator.core.schedule import FORWARD, Instruction, build_program
+from orchestrator.core.slot import Transfer
 from workers.data import SampleSource, first_input
 from workers.failures import user_code
 from workers.stage import Stage, to_device
 from workers.transport import Message, Ticket, Transport
+
+LEAST_TIMED_BYTES = 1 << 16
+"""Smaller messages say more of this machine than of a link."""
 
 _TAGS = 1 << 30  # step tags lie below, the tags of layer moves above; gloo ends at 2**31
 
@@ -162,6 +166,12 @@ class Executor:
         self._tickets: dict[tuple[str, int], Ticket] = {}
         self.data_s = 0.0
         self.receive_s = 0.0
+        self._came: dict[int, Transfer] = {}  # by the stage that it came from
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """What came in the last step, by the wall clock."""
+        return tuple(self._came.values())
 
     def run(self, share: StepShare, clock: Clock) -> None:
         """Run one step's forwards and backwards; sums of loss and weight stay in the stage.
@@ -172,6 +182,7 @@ class Executor:
         """
         self._stage.start_step()
         self.data_s = self.receive_s = 0.0
+        self._came.clear()
         program = self._program(share.microbatches)
         self._tickets = {
             (i.op, i.microbatch): self._transport.expect(
@@ -244,7 +255,23 @@ class Executor:
         ticket = self._tickets.pop((instruction.op, instruction.microbatch))
         message = self._transport.receive(ticket, self._timeout_s)
         self.receive_s += time.monotonic() - started_s
+        self._note(instruction.source, message)
         return message
+
+    def _note(self, source: int, message: Message) -> None:
+        """Add a message to what came from a stage."""
+        size_bytes = message.size_bytes
+        if size_bytes < LEAST_TIMED_BYTES:
+            return
+        stages = self._place.group.stages
+        ends = stages[source].team.device_ids[0], self._place.stage.team.device_ids[0]
+        known = self._came.get(source, Transfer(*ends, 0, 0, 0.0))
+        self._came[source] = Transfer(
+            *ends,
+            known.num_messages + 1,
+            known.size_bytes + size_bytes,
+            known.busy_s + message.read_s,
+        )
 
     def _send(
         self, instruction: Instruction, wire: tuple[Tensor, ...], share: StepShare, clock: Clock

@@ -44,10 +44,19 @@ class TransportClosedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """Tensors on the CPU, as sent, and the virtual time in s of their arrival (0: real time)."""
+    """Tensors on the CPU, as sent, and the virtual time in s of their arrival (0: real time).
+
+    ``read_s``: how long the bytes took to come, from the first to the last.
+    """
 
     tensors: tuple[torch.Tensor, ...]
     vtime: float = 0.0
+    read_s: float = 0.0
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,7 @@ def read_message(channel: Channel) -> tuple[int, Message]:
     """
     header = bytearray(_HEADER.size)
     channel.read_into(memoryview(header))
+    started_s = time.monotonic()
     tag, vtime, num_tensors, description_bytes = _HEADER.unpack(header)
     if tag == _GOODBYE_TAG:
         raise EOFError("it closed its transport")
@@ -122,7 +132,7 @@ def read_message(channel: Channel) -> tuple[int, Message]:
         if prod(shape):
             channel.read_into(_bytes_of(tensor))
         tensors.append(tensor)
-    return tag, Message(tuple(tensors), vtime)
+    return tag, Message(tuple(tensors), vtime, time.monotonic() - started_s)
 
 
 def wait_for_keys(store: Store, keys: Sequence[str], timeout_s: float) -> None:

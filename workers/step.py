@@ -142,6 +142,7 @@ class StepRunner:
             grad_norm=verdict.grad_norm(share.num_samples),
             lr=self.updater.lr(step),
             skipped=verdict.skip,
+            transfers=() if self.emulated else self.executor.transfers,
         )
         return verdict, report
 

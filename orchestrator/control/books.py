@@ -81,6 +81,7 @@ class Books:
                 if options.price_max_age_s is None
                 else options.price_max_age_s / options.billing_speedup
             ),
+            estimates=state.estimates if state else None,
         )
         self.treasury = Treasury(
             options.budget, options.control, billing_speedup=options.billing_speedup, state=state
@@ -91,6 +92,7 @@ class Books:
         self.ledger = Ledger(
             billing_speedup=options.billing_speedup,
             spent_usd=state.spent_usd if state else 0.0,
+            spent_rest_usd=state.spent_rest_usd if state else 0.0,
             num_entries=state.num_ledger_entries if state else 0,
             holds=state.holds if state else (),
         )
@@ -108,7 +110,10 @@ class Books:
         self._leaving: frozenset[str] = frozenset()
         self._first_look = True
         self._step_traffic: dict[int, tuple[Traffic, ...]] = {}  # of one step, by generation
-        self._moving: tuple[Traffic, ...] = ()  # of the last change of plan, not yet billed
+        self._moves = state.moves if state else ()  # of the last change of plan, not yet billed
+        for plan in (*state.granted, state.plan) if state else ():
+            if all(map(self.estimator.cluster.has, plan.device_ids)):
+                self.grant(plan)
 
     @property
     def scribe(self) -> Scribe:
@@ -128,13 +133,13 @@ class Books:
     def take_over(self, decision: Decision, *, replans: bool) -> None:
         """A plan of another generation follows: it moves layers and uses samples."""
         self.num_replans += replans
-        self._moving = move_traffic(decision.migration.moves, self.estimator.cluster)
+        self._moves = decision.migration.moves
         self.grant(decision.plan)
 
     def settle(self, observation: Observation, running: Decision) -> tuple[Settled, SlotJournal]:
         """Estimate, bill, commit and weigh what an observation brought."""
         since, stragglers = self.estimator.cluster, self.estimator.stragglers
-        lasting, doubts = self.estimator.lasting_stragglers, self.estimator.doubts
+        doubts, moved = self.estimator.doubts, move_traffic(self._moves, since)
         first_events = self._begin(observation) if self._first_look else ()
         now = self.estimator.update(observation, running.predicted, running.plan)
         self._leaving = observation.leaving
@@ -152,9 +157,10 @@ class Books:
             observation.usage,
             since,
             now,
-            traffic=self._traffic(steps),
+            traffic=[*moved, *self._traffic(steps)],
             doubtful_pools=self.estimator.doubtful_pools,
         )
+        self._moves = ()
         bill_usd = fsum(entry.usd + entry.egress_usd for entry in entries)
         samples = self.leases.samples_committed - samples_before  # less those that are undone
         self.treasury.charge(
@@ -166,7 +172,6 @@ class Books:
             working_s=fsum(step.step_s for step in steps),
         )
         self.num_skipped += sum(step.skipped for step in steps)
-        newly_lasting = [d for d in self.estimator.lasting_stragglers if d not in lasting]
         scribe = self.scribe
         doubted = scribe.doubts(doubts, self.estimator.doubts, self.clock)
         for event in doubted:
@@ -178,7 +183,9 @@ class Books:
             *scribe.cluster_events(observation.events),
             *scribe.prices(since, now, self.clock),
             *doubted,
-            *scribe.stragglers(stragglers, self.estimator.stragglers, newly_lasting, now),
+            *scribe.stragglers(
+                stragglers, self.estimator.stragglers, self.estimator.tried_again, now
+            ),
             *self._warnings(now),
         ]
         settled = Settled(
@@ -237,13 +244,13 @@ class Books:
         self.checkpoint_step = step
         return (self.scribe.note("checkpoint", f"whole; a resumed run goes on at step {step}"),)
 
-    def _traffic(self, steps: Sequence[CommittedStep]) -> tuple[Traffic, ...]:
-        """Egress of the committed steps and of the change of plan before them."""
-        sent, self._moving = list(self._moving), ()
+    def _traffic(self, steps: Sequence[CommittedStep]) -> list[Traffic]:
+        """Egress of the committed steps."""
+        sent: list[Traffic] = []
         for generation, traffic in self._step_traffic.items():
             samples = sum(step.samples for step in steps if step.generation == generation)
             sent += [t.times(samples / self.options.training.global_batch) for t in traffic]
-        return tuple(sent)
+        return sent
 
     # What is kept and shown ----------------------------------------------------------
 
@@ -285,8 +292,8 @@ class Books:
         """What the guards of a decision need to know."""
         return self.treasury.view(self.ledger, self.estimator.cluster, running.predicted)
 
-    def control_state(self, plan: Plan) -> ControlState:
-        """All that a later life of the run needs; ``plan`` runs, or ran last."""
+    def control_state(self, plan: Plan, run_until_s: float | None) -> ControlState:
+        """All that a later life of the run needs; ``plan`` runs until then, or ran last."""
         treasury, cluster = self.treasury, self.estimator.cluster
         queues = treasury.queues
         return ControlState(
@@ -320,6 +327,12 @@ class Books:
             alarm_marks=self.alarms.marks,
             held_s=treasury.overhead.held_s,
             working_s=treasury.overhead.working_s,
+            spent_rest_usd=self.ledger.spent_rest_usd,
+            estimates=self.estimator.estimates,
+            granted=self.leases.granted_before(plan),
+            moves=self._moves,
+            run_until_s=run_until_s,
+            seed=self.options.seed,
         )
 
     def totals(self, control_cpu_s: float) -> Totals:
@@ -340,7 +353,7 @@ class Books:
             spent_usd=self.ledger.spent_usd,
             budget_usd=treasury.budget_usd_per_s * cluster.now_s,
             overspend_bound_usd=treasury.overspend_bound_usd,
-            stragglers=self.estimator.stragglers,
+            stragglers=tuple(sorted({s.device_id for s in self.estimator.stragglers})),
             doubts=self.estimator.doubts,
             price_age_s=self.estimator.price_age_s,
             control_cpu_s=control_cpu_s,

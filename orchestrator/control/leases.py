@@ -45,6 +45,11 @@ class LeaseBook:
         if not plan.is_idle:
             self._plans[plan.generation] = plan
 
+    def granted_before(self, plan: Plan) -> tuple[Plan, ...]:
+        """Earlier plans whose last step may still commit."""
+        earlier = (self._plans[g] for g in sorted(self._plans) if g < plan.generation)
+        return tuple(earlier)
+
     def knows(self, generation: int) -> bool:
         """Whether steps of that generation may still commit."""
         return generation in self._plans

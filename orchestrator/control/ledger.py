@@ -38,13 +38,14 @@ class Ledger:
         *,
         billing_speedup: float = 1.0,
         spent_usd: float = 0.0,
+        spent_rest_usd: float = 0.0,
         num_entries: int = 0,
         holds: Iterable[Hold] = (),
     ) -> None:
         self._speedup = billing_speedup
-        self._slots_usd = [spent_usd]
         self._holds = {hold.device_id: hold for hold in holds}
-        self.spent_usd = spent_usd
+        self.spent_usd, self.spent_rest_usd = spent_usd, spent_rest_usd
+        """The sum of all lines, and what its rounding leaves out."""
         self.num_entries = num_entries
 
     @property
@@ -81,8 +82,9 @@ class Ledger:
                 for charge in self._charges(held, prices, "use" if used else "standing")
             ]
         entries += [self._egress(sent, since, now) for sent in traffic if sent.size_bytes]
-        self._slots_usd.append(math.fsum(e.usd + e.egress_usd for e in entries))
-        self.spent_usd = math.fsum(self._slots_usd)
+        parts = [self.spent_usd, self.spent_rest_usd, *(e.usd + e.egress_usd for e in entries)]
+        self.spent_usd = math.fsum(parts)
+        self.spent_rest_usd = math.fsum([*parts, -self.spent_usd])
         self.num_entries += len(entries)
         self._holds = {
             device_id: hold

@@ -81,8 +81,9 @@ class ControlLoop:
         if state and (
             estimate := incumbent_estimate(CostModel(self.problem()), self._chooser.rows)
         ):
-            self._decision = replace(self._decision, kind="keep", predicted=estimate)
-            self._books.grant(state.plan)
+            self._decision = replace(
+                self._decision, kind="keep", predicted=estimate, run_until_s=state.run_until_s
+            )
 
     def tick(self) -> SlotRecord:
         """Run one slot to its end, decide the next one and return the record of the slot.
@@ -147,7 +148,8 @@ class ControlLoop:
         if not treasury.best_ratio_samples_per_usd and problem.cluster.devices:
             surveyed = self._chooser.survey(problem, treasury)
             problem = self.problem()
-        go_on, self._restarted = self._restarted and not slot.reports, False
+        stood = not (slot.reports or slot.elapsed_s)  # else the cluster went on by itself
+        go_on, self._restarted = self._restarted and stood, False
         choice = self._chooser.choose(
             problem,
             treasury,
@@ -230,7 +232,8 @@ class ControlLoop:
     # What is kept and shown ----------------------------------------------------------
 
     def _state(self) -> ControlState:
-        return self._books.control_state(self._incumbent or self._decision.plan)
+        plan = self._incumbent or self._decision.plan
+        return self._books.control_state(plan, self._decision.run_until_s)
 
     def _publish_last(self, slot: Settled, reason: str, started_cpu_s: float) -> SlotRecord:
         idle = Plan(slot.plan.generation, slot.plan.schedule)

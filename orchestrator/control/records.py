@@ -1,6 +1,6 @@
 """What a slot looks like from outside: rates predicted and measured, devices, events."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import TYPE_CHECKING
@@ -24,7 +24,8 @@ from orchestrator.core.slot import (
     StepEstimate,
     StepReport,
 )
-from orchestrator.telemetry.estimator import PriceDoubt
+from orchestrator.telemetry.estimator import Straggler
+from orchestrator.telemetry.prices import PriceDoubt
 
 if TYPE_CHECKING:
     from orchestrator.control.chooser import Choice
@@ -300,27 +301,34 @@ class Scribe:
 
     def stragglers(
         self,
-        before: Sequence[str],
-        now: Sequence[str],
-        lasting: Sequence[str],
+        before: Sequence[Straggler],
+        now: Sequence[Straggler],
+        tried_again: Collection[str],
         cluster: ClusterState,
     ) -> list[RunEvent]:
-        """Devices newly found slow, called lasting, and as fast as predicted again."""
+        """What newly runs slow and in which phase, is called lasting, and runs as predicted again.
+
+        ``tried_again``: Devices whose slow-down is too old to be believed.
+        """
+        was, found = {s.key: s for s in before}, {s.key for s in now}
         written = []
-        for device_id in now:
-            slowdown = cluster.device(device_id).slowdown
-            if device_id not in before:
-                detail = f"computes {slowdown:.3g}x slower than predicted for it"
-                written.append(self._event("straggler", detail, device_id))
-        for device_id in lasting:
-            slowdown = cluster.device(device_id).slowdown
-            detail = f"lasting: still {slowdown:.3g}x slower than predicted"
-            written.append(self._event("straggler", detail, device_id))
-        written += [
-            self._event("recovered", "runs as predicted again", device_id)
-            for device_id in before
-            if device_id not in now and cluster.has(device_id)
-        ]
+        for straggler in now:
+            known = was.get(straggler.key)
+            if known is None:
+                detail = straggler_text(straggler)
+                written.append(self._event("straggler", detail, straggler.device_id))
+            if straggler.lasting and not (known and known.lasting):
+                detail = f"lasting: still {straggler.ratio:.3g}x slower than predicted"
+                if straggler.phase != "compute":
+                    detail += f" ({straggler.phase})"
+                written.append(self._event("straggler", detail, straggler.device_id))
+        for straggler in before:
+            if straggler.key in found or not cluster.has(straggler.device_id):
+                continue
+            detail = "runs as predicted again"
+            if straggler.device_id in tried_again:
+                detail = "was not measured for long: counted as healthy until it is"
+            written.append(self._event("recovered", detail, straggler.device_id))
         return written
 
     def decision(self, decision: Decision) -> list[RunEvent]:
@@ -356,6 +364,21 @@ def recovery_text(event: Recovered) -> str:
     }[event.source]
     again = f"; {event.num_undone} steps are run again" if event.num_undone else ""
     return f"at step {event.next_step}: {source}{again}"
+
+
+def straggler_text(straggler: Straggler) -> str:
+    """In which phase a device is slow, and how slow."""
+    if straggler.phase == "input":
+        return (
+            f"input: drawing samples makes its steps {straggler.ratio:.3g}x as long as its "
+            "computing alone; look at the dataset, the disk or the processor there"
+        )
+    if straggler.phase == "link":
+        return (
+            f"link: its messages to node {straggler.towards} take {straggler.ratio:.3g}x as long "
+            "as cluster.links says"
+        )
+    return f"computes {straggler.ratio:.3g}x slower than predicted for it"
 
 
 def all_done(num_steps: int, num_skipped: int) -> str:

@@ -4,7 +4,7 @@ import math
 import tomllib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -52,6 +52,8 @@ def known_kinds() -> Mapping[str, DeviceKind]:
 class Device:
     """One accelerator. ``slowdown``: measured time over its own predicted time, 1 if healthy.
 
+    ``input_s_per_sample`` is what its first or last stage takes to draw a sample, whatever its
+    layers, beyond what hardly counts.
     ``surcharge_usd_per_s`` counts in J beside the price and is on no bill: what a block costs
     that would begin, negative for time paid ahead (docs/model.md, section 3.7). So does
     ``entry_usd_per_sample`` for every sample whose first stage it runs (section 5.2).
@@ -64,6 +66,7 @@ class Device:
     zone: str
     memory_bytes: int
     slowdown: float = 1.0
+    input_s_per_sample: float = 0.0
     surcharge_usd_per_s: float = 0.0
     entry_usd_per_sample: float = 0.0
 
@@ -192,6 +195,16 @@ class Link:
     def figures(self) -> tuple[object, ...]:
         """All but the names of its ends: paths that share them serve alike."""
         return self.latency_s, self.bandwidth_bytes_per_s, self.egress_usd_per_byte, self.points
+
+    def scaled(self, bandwidth_ratio: float) -> "Link":
+        """The link with another bandwidth; latency stays."""
+        if bandwidth_ratio == 1:
+            return self
+        return replace(
+            self,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * bandwidth_ratio,
+            points=tuple((size, rate * bandwidth_ratio) for size, rate in self.points),
+        )
 
     def rate_bytes_per_s(self, size_bytes: float) -> float:
         """Bandwidth at a message size."""

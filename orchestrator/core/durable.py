@@ -1,8 +1,10 @@
 """What survives a restart: ledger entries, manifests, control state."""
 
 from dataclasses import dataclass
+from math import inf
 
-from orchestrator.core.plan import Plan
+from orchestrator.core.cluster import Offer
+from orchestrator.core.plan import Move, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,66 @@ class AlarmMark:
 
 
 @dataclass(frozen=True, slots=True)
+class Trend:
+    """What is known of a quantity that should stay as predicted: log(measured / predicted).
+
+    Windows are bounded and rounded, so that a state of a thousand devices stays small.
+    """
+
+    level: float = 0.0  # what planning counts with
+    now: float = 0.0  # what the newest steps say: the level, unless it flaps
+    num_steps: int = 0  # measured since the level was last given up; 0: not measured
+    noise: tuple[float, ...] = ()  # of steps: median deviation of each of the last slots
+    means: tuple[float, ...] = ()  # of the steps of each of the last slots
+    nows: tuple[float, ...] = ()  # at the ends of those slots
+    up: float = 0.0  # cumulative sums, and the samples since they were last zero
+    down: float = 0.0
+    since_up: tuple[float, ...] = ()
+    since_down: tuple[float, ...] = ()
+    slots_unseen: int = 0  # since it was last measured
+    num_trials: int = 0  # given up and found slow again, in a row
+    on_trial: bool = False  # given up while slow, and not proved well since
+    given_up: float = 0.0  # the level then
+    slots_slow: int = 0  # in a row
+    slots_well: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PriceMemory:
+    """The offer of a pool that is believed, when it was read, and readings not believed yet."""
+
+    offer: Offer
+    read_s: float
+    seen_s: float = -inf  # newest reading, believed or not
+    doubted: tuple[float, ...] = ()
+    missing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InputMemory:
+    """How long a device takes to draw samples, beside its own computing."""
+
+    trend: Trend
+    scale_s: float  # seconds a sample that the device computed when it first drew one
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What a run has learned of its cluster."""
+
+    speeds: tuple[tuple[str, Trend], ...] = ()  # by device
+    inputs: tuple[tuple[str, InputMemory], ...] = ()  # by device
+    links: tuple[tuple[str, str, Trend], ...] = ()  # by node, from and to
+    prices: tuple[PriceMemory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ControlState:
-    """All that the loop needs to go on after its process died."""
+    """All that the loop needs to go on after its process died, as if it had not.
+
+    The random numbers of a search come from a generator that starts anew with ``seed`` every
+    time, so that the seed is all there is to keep of them.
+    """
 
     slot: int
     generation: int
@@ -109,7 +169,7 @@ class ControlState:
     next_step: int
     samples_committed: int
     checkpoint_step: int | None
-    slowdowns: tuple[tuple[str, float], ...] = ()
+    slowdowns: tuple[tuple[str, float], ...] = ()  # for planning; older files know no estimates
     num_failures: int = 0
     num_preemptions: int = 0
     num_replans: int = 0
@@ -128,3 +188,9 @@ class ControlState:
     saved_unix_s: float | None = None  # when, while ``plan`` is held; None: the run has ended
     held_s: float = 0.0  # in which plans were held, older slots fading; 0: never
     working_s: float = 0.0  # what committed steps took of it
+    spent_rest_usd: float = 0.0  # what rounding left out of ``spent_usd``
+    estimates: Estimates = Estimates()
+    granted: tuple[Plan, ...] = ()  # earlier plans whose last step may still commit
+    moves: tuple[Move, ...] = ()  # of the last change of plan, not yet billed
+    run_until_s: float | None = None  # where the hard cap closes the slot
+    seed: int = 0

@@ -13,6 +13,17 @@ PHASES = ("compute", "receive", "reduce", "update", "data")
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """Messages of one step over one directed path between stages, each timed by one clock."""
+
+    source: str  # devices
+    target: str
+    num_messages: int
+    size_bytes: int
+    busy_s: float  # from the first byte of each to its last: no latency, no waiting
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """What one device did in one committed step; virtual seconds on an emulated device."""
 
@@ -38,6 +49,7 @@ class StepReport:
     grad_norm: float | None = None
     lr: float = 0.0
     skipped: bool = False  # no update: the gradient was not finite
+    transfers: tuple[Transfer, ...] = ()  # as far as it measured them
 
 
 @dataclass(frozen=True, slots=True)

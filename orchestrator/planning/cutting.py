@@ -68,9 +68,15 @@ class CuttingTables:
             times = self._model.tables.times(team.kind, team.size, microbatch)
             forward_I, backward_I = np.asarray(times.forward_s), np.asarray(times.backward_s)
             slowdown = self._model.slowdown(team)
-            found = self._prefixes[key] = Prefix(
+            found = Prefix(
                 slowdown * forward_I, slowdown * backward_I, slowdown * (forward_I + backward_I)
             )
+            if input_s := microbatch * self._model.input_s(team):
+                input_I = np.full(len(forward_I), input_s)
+                input_I[0] = 0.0  # the first stage draws its input,
+                input_I[-1] += input_s  # and the last one what it compares with
+                found = Prefix(found.forward_s + input_I, found.backward_s, found.both_s + input_I)
+            self._prefixes[key] = found
         return found
 
     def work(self, team: Team, microbatch: int, held: int, *, replicated: bool) -> FloatArray:

@@ -106,7 +106,12 @@ def _chain(cluster: ClusterState, pool: str) -> list[Device]:
     """Healthy devices of one node, as a provider rents them."""
     model = next(device for device in cluster.devices if device.pool == pool)
     return [
-        replace(model, device_id=f"{model.device_id} (one more, {i})", slowdown=1.0)
+        replace(
+            model,
+            device_id=f"{model.device_id} (one more, {i})",
+            slowdown=1.0,
+            input_s_per_sample=0.0,
+        )
         for i in range(MAX_CHAIN)
     ]
 
@@ -126,6 +131,7 @@ def _twin(cluster: ClusterState, device: Device, word: str) -> Device:
         device_id=f"{device.device_id} ({word})",
         node_id=f"{device.node_id} ({word})",
         slowdown=1.0,
+        input_s_per_sample=0.0,
     )
     try:
         cluster.link(device, twin)

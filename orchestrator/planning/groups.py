@@ -99,7 +99,7 @@ class GroupModel(Likeness):
     def stage_seconds(
         self, team: Team, first_layer: int, end_layer: int, microbatch: int
     ) -> tuple[float, float]:
-        """Forward and backward seconds of one microbatch, slowdown included.
+        """Forward and backward seconds of one microbatch: slow as the team is, with its input.
 
         Raises:
             ValueError: If the profile has no times for the team's kind and size.
@@ -111,8 +111,10 @@ class GroupModel(Likeness):
                 self.tables.times(team.kind, team.size, microbatch),
                 self.slowdown(team),
             )
+            draws = first_layer == 0 or end_layer == self.problem.model.num_layers
             found = (
-                slowdown * (times.forward_s[end_layer] - times.forward_s[first_layer]),
+                slowdown * (times.forward_s[end_layer] - times.forward_s[first_layer])
+                + (microbatch * self.input_s(team) if draws else 0.0),
                 slowdown * (times.backward_s[end_layer] - times.backward_s[first_layer]),
             )
             self._seconds[key] = found

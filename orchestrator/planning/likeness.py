@@ -46,7 +46,8 @@ class Likeness:
         """A number that teams share when their times and memory are equal."""
         found = self._alike.get(team.device_ids)
         if found is None:
-            figures = (team.kind, team.size, self.slowdown(team), self.memory.usable_bytes(team))
+            slowness = self.slowdown(team), self.input_s(team)
+            figures = (team.kind, team.size, *slowness, self.memory.usable_bytes(team))
             found = self._numbers.setdefault(figures, len(self._numbers))
             self._alike[team.device_ids] = found
         return found
@@ -110,3 +111,7 @@ class Likeness:
             found = max(self.problem.cluster.device(d).slowdown for d in team.device_ids)
             self._slowdowns[team.device_ids] = found
         return found
+
+    def input_s(self, team: Team) -> float:
+        """What a stage of the team takes to draw a sample, where it draws any."""
+        return max(self.problem.cluster.device(d).input_s_per_sample for d in team.device_ids)

@@ -54,7 +54,7 @@ class Roster:
             device.zone, device.kind, device.slowdown, device.memory_bytes, offer.price_usd_per_s,
             offer.billed, offer.spot, offer.minimum_s, offer.quantum_s,
             offer.max_price_usd_per_s or 0.0, device.surcharge_usd_per_s,
-            device.entry_usd_per_sample,
+            device.entry_usd_per_sample, device.input_s_per_sample,
         )  # fmt: skip
 
     def _end(self, device: Device, *, single: bool) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from orchestrator.control.backend import Capabilities
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.model import ModelProfile, TrainingOptions
-from orchestrator.core.plan import Group, Plan, step_range, step_shares
+from orchestrator.core.plan import Group, Plan, Stage, step_range, step_shares
 from orchestrator.core.schedule import SCHEDULES
 from orchestrator.core.slot import (
     ClusterEvent,
@@ -17,6 +17,7 @@ from orchestrator.core.slot import (
     Observation,
     StepEstimate,
     StepReport,
+    Transfer,
     Usage,
     first_problem,
 )
@@ -26,7 +27,8 @@ from orchestrator.simulation.streams import Stream
 from orchestrator.simulation.traces import TraceEvent
 from orchestrator.simulation.world import World
 
-Speeds = tuple[tuple[str, float], ...]
+Speeds = tuple[tuple[str, float, float], ...]
+"""Devices with their slow-down and how long they take to draw a sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ class _Step:
     step: int
     started_s: float
     truth: StepEstimate
+    cluster: ClusterState
 
     @property
     def ends_s(self) -> float:
@@ -191,7 +194,8 @@ class SimulatedBackend:
         starts_s = max(self._now_s, self._ready_s)
         if starts_s < until_s:
             self.num_redone, self._redo = self.num_redone + self._redo, 0
-            self._running = _Step(self._plan, self._next_step, starts_s, self._truth(self._plan))
+            truth = self._truth(self._plan)
+            self._running = _Step(self._plan, self._next_step, starts_s, truth, self._world.cluster)
 
     def _finish_step(self) -> None:
         running, self._running = self._running, None
@@ -232,7 +236,10 @@ class SimulatedBackend:
             events=tuple(self._events),
             offers=self._world.cluster.offers,
             next_step=self._next_step,
-            devices=tuple(replace(d, slowdown=1.0) for d in self._world.cluster.devices),
+            devices=tuple(
+                replace(d, slowdown=1.0, input_s_per_sample=0.0)
+                for d in self._world.cluster.devices
+            ),
         )
         self._usage, self._reports, self._events = [], [], []
         return observation
@@ -247,7 +254,8 @@ class SimulatedBackend:
         if self._world.cluster.links is not self._links:  # congested, or recovered
             self._links = self._world.cluster.links
             self._truths.clear()
-        key = (plan, end - first, tuple((d.device_id, d.slowdown) for d in devices))
+        speeds = tuple((d.device_id, d.slowdown, d.input_s_per_sample) for d in devices)
+        key = (plan, end - first, speeds)
         if key not in self._truths:
             shares = step_shares(plan.groups, end - first)
             groups = [
@@ -264,30 +272,57 @@ class SimulatedBackend:
 
     def _reports_of(self, running: _Step) -> list[StepReport]:
         truth, plan = running.truth, running.plan
-        compute_s, peaks = dict(truth.compute_s), dict(truth.peak_memory_bytes)
+        busy_s, peaks = dict(truth.compute_s), dict(truth.peak_memory_bytes)
         first, end = self._range(running.step)
         shares = step_shares(plan.groups, end - first)
-        busy_s = truth.step_s - truth.sync_s - truth.update_s
-        return [
-            StepReport(
-                generation=plan.generation,
-                step=running.step,
-                device_id=device_id,
-                group_index=group_index,
-                num_samples=sum(shares[group_index]),
-                started_s=running.started_s,
-                ended_s=running.ends_s,
-                step_s=truth.step_s,
-                compute_s=compute_s.get(device_id, 0.0),
-                receive_s=max(0.0, busy_s - compute_s.get(device_id, 0.0)),
-                reduce_s=truth.sync_s,
-                update_s=truth.update_s,
-                wall_step_s=truth.step_s,
-                peak_memory_bytes=peaks.get(device_id, 0),
-            )
-            for group_index, group in enumerate(plan.groups)
-            for device_id in group.device_ids
-        ]
+        in_pipeline_s = truth.step_s - truth.sync_s - truth.update_s
+        reports = []
+        for group_index, group in enumerate(plan.groups):
+            num_samples = sum(shares[group_index])
+            for stage in group.stages:
+                draws = stage in (group.stages[0], group.stages[-1])
+                transfers = self._sent(running, group.stages, stage, shares[group_index])
+                for device_id in stage.team.device_ids:
+                    device = running.cluster.device(device_id)
+                    data_s = draws * num_samples * device.input_s_per_sample
+                    reports.append(
+                        StepReport(
+                            generation=plan.generation,
+                            step=running.step,
+                            device_id=device_id,
+                            group_index=group_index,
+                            num_samples=num_samples,
+                            started_s=running.started_s,
+                            ended_s=running.ends_s,
+                            step_s=truth.step_s,
+                            compute_s=max(0.0, busy_s.get(device_id, 0.0) - data_s),
+                            receive_s=max(0.0, in_pipeline_s - busy_s.get(device_id, 0.0)),
+                            data_s=data_s,
+                            reduce_s=truth.sync_s,
+                            update_s=truth.update_s,
+                            wall_step_s=truth.step_s,
+                            peak_memory_bytes=peaks.get(device_id, 0),
+                            transfers=transfers,
+                        )
+                    )
+        return reports
+
+    def _sent(
+        self, running: _Step, stages: tuple[Stage, ...], stage: Stage, share: tuple[int, ...]
+    ) -> tuple[Transfer, ...]:
+        """What a stage sends to its neighbours, each message on its own."""
+        cluster, index = running.cluster, stages.index(stage)
+        per_sample = self._model.sizes[0].boundary_bytes_per_sample
+        source, found = stage.team.device_ids[0], []
+        for target_index, border in ((index + 1, stage.end_layer), (index - 1, stage.first_layer)):
+            if not (0 <= target_index < len(stages) and share):
+                continue
+            target = stages[target_index].team.device_ids[0]
+            link = cluster.link(cluster.device(source), cluster.device(target))
+            sizes = [round(per_sample[border - 1] * m) for m in share]
+            busy_s = sum(map(link.occupied_s, sizes))
+            found.append(Transfer(source, target, len(sizes), sum(sizes), busy_s))
+        return tuple(found)
 
 
 def _takes_layers(plan: Plan, lost: set[str], num_layers: int) -> bool:

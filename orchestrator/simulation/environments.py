@@ -29,17 +29,6 @@ def touches_link(links: tuple[str, ...], link: Link) -> bool:
     return links == (EVERYWHERE,) or (bool(links) and {link.source, link.target} == set(links))
 
 
-def scaled_link(link: Link, bandwidth_ratio: float) -> Link:
-    """The link with another bandwidth; latency stays."""
-    if bandwidth_ratio == 1:
-        return link
-    return replace(
-        link,
-        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * bandwidth_ratio,
-        points=tuple((size, rate * bandwidth_ratio) for size, rate in link.points),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Level:
     """One level of a chain: what it does to whom, and where it may go within a slot."""
@@ -87,7 +76,7 @@ class Level:
 
     def of_link(self, link: Link) -> Link:
         """The link at this level; latency stays."""
-        return scaled_link(link, self.bandwidth_ratio) if touches_link(self.links, link) else link
+        return link.scaled(self.bandwidth_ratio) if touches_link(self.links, link) else link
 
 
 @dataclass(frozen=True, slots=True)

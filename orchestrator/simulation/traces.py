@@ -31,6 +31,7 @@ class TraceEvent:
     device: str | None = None
     pool: str | None = None
     speed_ratio: float | None = None  # of the device's own normal speed
+    input_s_per_sample: float | None = None  # what drawing a sample takes from now on
     links: tuple[str, ...] = ()  # ("all",) or the two zones between which links are touched
     cause: str = ""  # slow-downs and congestion of unlike causes add up
     bandwidth_ratio: float | None = None  # of the links' own

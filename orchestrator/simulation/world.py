@@ -9,7 +9,7 @@ import simpy
 
 from orchestrator.core.cluster import ClusterState, Device, Link
 from orchestrator.core.slot import ClusterEvent, DeviceJoined, DeviceLost
-from orchestrator.simulation.environments import scaled_link, touches_link
+from orchestrator.simulation.environments import touches_link
 from orchestrator.simulation.streams import Replay, Stream
 from orchestrator.simulation.traces import TraceEvent
 
@@ -82,6 +82,8 @@ class World:
         """One event, now."""
         if event.speed_ratio is not None:
             self._change_speed(event, event.speed_ratio)
+        if event.input_s_per_sample is not None:
+            self._change_input(event, event.input_s_per_sample)
         if event.bandwidth_ratio is not None:
             self._bandwidth[event.cause, event.links] = event.bandwidth_ratio
             self._congest()
@@ -142,11 +144,18 @@ class World:
             devices.append(device)
         self.cluster = replace(self.cluster, devices=tuple(devices))
 
+    def _change_input(self, event: TraceEvent, input_s_per_sample: float) -> None:
+        devices = (
+            replace(d, input_s_per_sample=input_s_per_sample) if event.touches(d) else d
+            for d in self.cluster.devices
+        )
+        self.cluster = replace(self.cluster, devices=tuple(devices))
+
     def _congest(self) -> None:
         """Links as wide as everything that narrows them leaves them."""
         links = self._links
         for (_, touched), ratio in self._bandwidth.items():
-            links = tuple(scaled_link(k, ratio) if touches_link(touched, k) else k for k in links)
+            links = tuple(k.scaled(ratio) if touches_link(touched, k) else k for k in links)
         self.cluster = replace(self.cluster, links=links)
 
     def _reprice(self, event: TraceEvent) -> None:

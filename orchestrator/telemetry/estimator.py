@@ -1,151 +1,57 @@
-"""From what a slot measured to the state that planning sees: speeds, prices, stragglers."""
+"""From what a slot measured to the state that planning sees: speeds, input, links, prices."""
 
-from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
-from math import exp, inf, log
+from math import exp, expm1, inf, log, log1p
 from statistics import median
 from typing import Literal
 
-from orchestrator.core.cluster import PRICE_JUMP, ClusterState, Device, Offer
+from orchestrator.core.cluster import ClusterState, Device
+from orchestrator.core.durable import Estimates, InputMemory, Trend
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import Observation, StepEstimate, StepReport
-
-HALF_LIFE_SLOTS = 2.5
-"""Slots after which an old speed counts half, as long as nothing jumped."""
-
-DRIFT_SIGMAS, DRIFT_FLOOR = 0.5, 0.025
-THRESHOLD_SIGMAS, THRESHOLD_FLOOR = 8.0, 0.10
-"""Of the cumulative sums, in logarithms of a ratio: about one false alarm in 19,000 steps."""
-
-OUTLIER_SHARE = 0.8
-"""Share of the threshold that one step may add: two in a row raise the alarm, never one."""
-
-WINDOW_STEPS = 200
-"""Deviations kept per device."""
-
-MIN_DEVIATIONS = 8
-"""Steps before their spread is trusted; until then only the floors count."""
-
-SIGMA_PER_MEDIAN_DEVIATION = 1.4826
+from orchestrator.telemetry.links import Links
+from orchestrator.telemetry.prices import PriceDoubt, Prices
+from orchestrator.telemetry.trends import judged, measured, unseen
 
 MIN_DEVICES_OF_KIND = 3
 """From here on the median of a kind says how far its profile is off, whoever straggles."""
 
-CONFIRMING_READINGS = 3
-"""A price that moves by more than ``PRICE_JUMP`` is believed at its third reading in a row."""
+INPUT_BIN = 0.05
+"""Of log(1 + input / computing): less input is not counted, and a finer change is no news."""
 
-SAME_PRICE_RATIO = 1.05
-
-
-@dataclass(slots=True)
-class _Speed:
-    """What is known of one device: the logarithm of measured over predicted time, and its noise."""
-
-    level: float = 0.0
-    deviations: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
-    up: float = 0.0
-    down: float = 0.0
-    since_up: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
-    since_down: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
-    slots_slow: int = 0
-
-    def fold(self, samples: list[float]) -> None:
-        """Take in a slot's steps: follow slowly, or jump when the cumulative sums say so."""
-        sigma = 0.0
-        if len(self.deviations) >= MIN_DEVIATIONS:
-            sigma = SIGMA_PER_MEDIAN_DEVIATION * median(self.deviations)
-        drift = max(DRIFT_SIGMAS * sigma, DRIFT_FLOOR)
-        threshold = max(THRESHOLD_SIGMAS * sigma, THRESHOLD_FLOOR)
-        after_change: list[float] = []
-        for sample in samples:
-            if after_change:
-                after_change.append(sample)
-            self.deviations.append(abs(sample - self.level))
-            since = self._alarm(sample, drift, threshold)
-            if since:
-                after_change = since
-                self.level = median(since)
-        if after_change:
-            self.level = median(after_change)
-        else:
-            weight = 1 - 0.5 ** (1 / HALF_LIFE_SLOTS)
-            self.level += weight * (median(samples) - self.level)
-
-    def _alarm(self, sample: float, drift: float, threshold: float) -> list[float]:
-        """Advance both sums; the samples since the change when one of them passes the threshold."""
-        most = OUTLIER_SHARE * threshold
-        error = max(-most, min(most, sample - self.level))
-        self.up = max(0.0, self.up + error - drift)
-        self.down = max(0.0, self.down - error - drift)
-        for total, since in ((self.up, self.since_up), (self.down, self.since_down)):
-            if total:
-                since.append(sample)
-            else:
-                since.clear()
-        if max(self.up, self.down) <= threshold:
-            return []
-        found = list(self.since_up if self.up > self.down else self.since_down)
-        self.up = self.down = 0.0
-        self.since_up.clear()
-        self.since_down.clear()
-        return found
+Phase = Literal["compute", "input", "link"]
 
 
 @dataclass(frozen=True, slots=True)
-class PriceDoubt:
-    """Why the price of a pool is not the one that was read last; dollars per second of the run."""
+class Straggler:
+    """A device that is slower than predicted for it, in one phase of its step.
 
-    pool: str
-    cause: Literal["jump", "missing", "stale"]
-    counted_usd_per_s: float  # what it is billed and planned at
-    read_usd_per_s: float | None = None  # not believed
-    age_s: float = 0.0  # since the newest price that was believed
+    ``ratio``: of what it takes to what it should take; input counts beside the computing.
+    ``towards``: the node to which its messages are slow.
+    """
+
+    device_id: str
+    phase: Phase
+    ratio: float
+    lasting: bool = False
+    towards: str = ""
+
+    @property
+    def key(self) -> tuple[str, Phase, str]:
+        """What it is the same straggler by, slot after slot."""
+        return self.device_id, self.phase, self.towards
 
 
-@dataclass(slots=True)
-class _Price:
-    """The offer of a pool that is believed, when it was read, and readings not believed yet."""
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """One device's steps of a slot in one plan."""
 
-    offer: Offer
-    read_s: float
-    seen_s: float = -inf  # newest reading, believed or not
-    doubted: list[float] = field(default_factory=list)
-    missing: bool = False
-
-    def read(self, offer: Offer, now_s: float) -> None:
-        """Take a reading in: a feed's row counts once, any other price once a slot."""
-        self.missing = False
-        at_s = now_s if offer.read_s is None else offer.read_s
-        if offer.read_s is not None and at_s <= self.seen_s:
-            return
-        self.seen_s = at_s
-        factor = offer.price_usd_per_s / self.offer.price_usd_per_s
-        if not 1 / PRICE_JUMP <= factor <= PRICE_JUMP:
-            first = self.doubted[0] if self.doubted else offer.price_usd_per_s
-            ratio = offer.price_usd_per_s / first
-            agrees = 1 / SAME_PRICE_RATIO <= ratio <= SAME_PRICE_RATIO
-            self.doubted = [*self.doubted, first] if agrees else [offer.price_usd_per_s]
-            if len(self.doubted) < CONFIRMING_READINGS:
-                return
-        self.offer, self.read_s, self.doubted = offer, at_s, []
-
-    def counted(self, now_s: float, max_age_s: float) -> Offer:
-        """The offer to plan and bill with: at its upper price once nobody knows the true one."""
-        if not self.is_stale(now_s, max_age_s):
-            return self.offer
-        upper = self.offer.upper_usd_per_s
-        return replace(
-            self.offer,
-            price_usd_per_s=upper,
-            max_price_usd_per_s=upper,
-            valid_from_s=self.read_s + max_age_s,
-        )
-
-    def is_stale(self, now_s: float, max_age_s: float) -> bool:
-        """Whether the newest believed reading is too old."""
-        return now_s - self.read_s > max_age_s
+    reports: tuple[StepReport, ...]
+    healthy_s: float  # predicted for its computing, slow-downs aside
+    num_samples: int
+    draws: bool  # whether its stage draws samples
 
 
 class Estimator:
@@ -161,49 +67,74 @@ class Estimator:
         straggler_ratio: float = 1.2,
         confirm_slots: int = 2,
         price_max_age_s: float | None = None,
+        estimates: Estimates | None = None,
     ) -> None:
-        """Start from the cluster as first seen; slow-downs known from before are in its devices.
+        """Start from the cluster as described, and from what an earlier life learned of it.
 
-        A price last read longer than ``price_max_age_s`` ago is not trusted: the pool counts at
-        its upper price. None: a price holds until the next one.
+        Slow-downs that are in the cluster's devices count where ``estimates`` knows nothing. A
+        price last read longer than ``price_max_age_s`` ago is not trusted: the pool counts at its
+        upper price. None: a price holds until the next one.
         """
-        self.cluster = cluster
+        known = estimates or Estimates()
         self._ratio = straggler_ratio
         self._confirm_slots = confirm_slots
-        self._max_age_s = inf if price_max_age_s is None else price_max_age_s
-        self._speeds = {d.device_id: _Speed(level=log(d.slowdown)) for d in cluster.devices}
-        self._prices = {offer.pool: _Price(offer, cluster.now_s) for offer in cluster.offers}
-
-    @property
-    def stragglers(self) -> tuple[str, ...]:
-        """Present devices that run slower than predicted by ``straggler_ratio`` or more."""
-        return tuple(d for d in sorted(self._speeds) if self._speeds[d].slots_slow)
-
-    @property
-    def lasting_stragglers(self) -> tuple[str, ...]:
-        """Those that have been so for ``confirm_slots`` slots in a row."""
-        return tuple(
-            d for d in self.stragglers if self._speeds[d].slots_slow >= self._confirm_slots
+        self._speeds = {d.device_id: _first(d) for d in cluster.devices} | dict(known.speeds)
+        self._inputs = dict(known.inputs)
+        self._links = Links(cluster, known.links, straggler_ratio)
+        self._prices = Prices(
+            cluster.offers,
+            cluster.now_s,
+            known.prices,
+            inf if price_max_age_s is None else price_max_age_s,
         )
+        self.cluster = self._state(cluster.devices, cluster.now_s)
+
+    @property
+    def estimates(self) -> Estimates:
+        """What was learned, to be kept over a restart; bounded, however long the run."""
+        return Estimates(
+            speeds=tuple(sorted(self._speeds.items())),
+            inputs=tuple(sorted(self._inputs.items())),
+            links=self._links.memory,
+            prices=self._prices.memory,
+        )
+
+    @property
+    def stragglers(self) -> tuple[Straggler, ...]:
+        """Present devices that are slower than predicted by ``straggler_ratio``, by phase."""
+        lasting = self._is_lasting
+        found = [
+            Straggler(d, "compute", self.cluster.device(d).slowdown, lasting(trend))
+            for d, trend in self._speeds.items()
+            if trend.slots_slow
+        ]
+        found += [
+            Straggler(d, "input", exp(memory.trend.level), lasting(memory.trend))
+            for d, memory in self._inputs.items()
+            if memory.trend.slots_slow
+        ]
+        devices = {device.node_id: device.device_id for device in reversed(self.cluster.devices)}
+        found += [
+            Straggler(devices[source], "link", exp(trend.level), lasting(trend), target)
+            for source, target, trend in self._links.memory
+            if trend.slots_slow
+        ]
+        return tuple(sorted(found, key=lambda straggler: straggler.key))
+
+    @property
+    def tried_again(self) -> frozenset[str]:
+        """Devices that were slow when they were last used, and are counted as healthy since."""
+        given_up = [d for d, trend in self._speeds.items() if trend.on_trial]
+        given_up += [d for d, memory in self._inputs.items() if memory.trend.on_trial]
+        return frozenset(given_up)
+
+    def _is_lasting(self, trend: Trend) -> bool:
+        return trend.slots_slow >= self._confirm_slots or trend.num_trials > 0
 
     @property
     def doubts(self) -> tuple[PriceDoubt, ...]:
         """Pools whose newest price was not believed, was missing from the last slot, or is old."""
-        now_s, found = self.cluster.now_s, []
-        for pool, price in sorted(self._prices.items()):
-            stale = price.is_stale(now_s, self._max_age_s)
-            if not (stale or price.doubted or price.missing):
-                continue
-            found.append(
-                PriceDoubt(
-                    pool,
-                    "stale" if stale else "jump" if price.doubted else "missing",
-                    price.counted(now_s, self._max_age_s).price_usd_per_s,
-                    price.doubted[0] if price.doubted else None,
-                    now_s - price.read_s,
-                )
-            )
-        return tuple(found)
+        return self._prices.doubts(self.cluster.now_s)
 
     @property
     def doubtful_pools(self) -> frozenset[str]:
@@ -218,10 +149,7 @@ class Estimator:
     @property
     def price_age_s(self) -> tuple[tuple[str, float], ...]:
         """Seconds since the price of each pool was last read and believed."""
-        return tuple(
-            (pool, self.cluster.now_s - price.read_s)
-            for pool, price in sorted(self._prices.items())
-        )
+        return self._prices.age_s(self.cluster.now_s)
 
     def update(self, observation: Observation, predicted: StepEstimate, plan: Plan) -> ClusterState:
         """Fold one slot in and return the state at its end, also kept as ``cluster``.
@@ -231,87 +159,127 @@ class Estimator:
             predicted: The cost model's view of ``plan`` in the state before this slot.
             plan: What ran.
         """
-        present = {device.device_id: device for device in observation.devices}
-        self._speeds = {
-            device_id: self._speeds.get(device_id) or _Speed(level=log(device.slowdown))
-            for device_id, device in present.items()
-        }
-        for device_id, samples in self._samples(observation.reports, predicted, plan).items():
-            self._speeds[device_id].fold(samples)
-        self._count_slow_slots(present)
-        for price in self._prices.values():
-            price.missing = True
-        for offer in observation.offers:
-            known = self._prices.setdefault(offer.pool, _Price(offer, observation.now_s))
-            known.read(offer, observation.now_s)
-        self.cluster = ClusterState(
-            now_s=observation.now_s,
-            devices=tuple(
-                replace(present[d], slowdown=_slowdown(self._speeds[d].level)) for d in present
-            ),
-            links=self.cluster.links,
-            offers=tuple(
-                price.counted(observation.now_s, self._max_age_s) for price in self._prices.values()
-            ),
-        )
+        found = self._measured(observation.reports, predicted, plan)
+        self._fold_speeds(observation.devices, found)
+        self._fold_inputs(observation.devices, found)
+        self._prices.update(observation.offers, observation.now_s)
+        self._links.update(observation.reports, observation.devices)
+        self.cluster = self._state(observation.devices, observation.now_s)
         return self.cluster
 
-    def _samples(
+    def _state(self, devices: Iterable[Device], now_s: float) -> ClusterState:
+        return ClusterState(
+            now_s=now_s,
+            devices=tuple(
+                replace(
+                    device,
+                    slowdown=_slowdown(self._speeds[device.device_id].level),
+                    input_s_per_sample=_input_s(self._inputs.get(device.device_id)),
+                )
+                for device in devices
+            ),
+            links=self._links.links,
+            offers=self._prices.counted(now_s),
+        )
+
+    # Speeds and input ----------------------------------------------------------------
+
+    def _measured(
         self, reports: Iterable[StepReport], predicted: StepEstimate, plan: Plan
-    ) -> dict[str, list[float]]:
-        """Logarithm of measured over healthy predicted compute time, per device, step by step."""
-        healthy_s = self._healthy_s(predicted, plan)
-        ordered = sorted(
+    ) -> dict[str, _Measured]:
+        """Whole steps of the plan, by device, with what each device was predicted to compute."""
+        groups, cluster = plan.groups, self.cluster
+        whole = sorted(
             (
                 report
                 for report in reports
                 if report.generation == plan.generation
                 and report.compute_s > 0
-                and healthy_s.get(report.device_id, 0.0) > 0
-                and report.device_id in self._speeds
-                and report.num_samples == plan.groups[report.group_index].num_samples
+                and report.num_samples == groups[report.group_index].num_samples
             ),
             key=_device_and_step,
         )
-        return {
-            device_id: [log(report.compute_s / healthy_s[device_id]) for report in mine]
-            for device_id, mine in groupby(ordered, key=lambda report: report.device_id)
-        }
+        mine = {d: tuple(steps) for d, steps in groupby(whole, key=lambda r: r.device_id)}
+        predicted_s = dict(predicted.compute_s)
+        found = {}
+        for group in groups:
+            for stage in group.stages:
+                # A team was predicted at its slowest member.
+                team = [cluster.device(d) for d in stage.team.device_ids if cluster.has(d)]
+                if not team:
+                    continue
+                draws = stage in (group.stages[0], group.stages[-1])
+                input_s = max(device.input_s_per_sample for device in team)
+                slowdown = max(device.slowdown for device in team)
+                for device in team:
+                    its_s = predicted_s.get(device.device_id, 0.0)
+                    healthy_s = (its_s - draws * input_s * group.num_samples) / slowdown
+                    steps = mine.get(device.device_id, ())
+                    if steps and healthy_s > 0:
+                        found[device.device_id] = _Measured(
+                            steps, healthy_s, group.num_samples, draws
+                        )
+        return found
 
-    def _healthy_s(self, predicted: StepEstimate, plan: Plan) -> Mapping[str, float]:
-        """Predicted compute time without slow-downs; a team was predicted at its slowest member."""
-        team_slowdown = {
-            device_id: max(
-                self.cluster.device(member).slowdown
-                for member in stage.team.device_ids
-                if self.cluster.has(member)
-            )
-            for group in plan.groups
-            for stage in group.stages
-            for device_id in stage.team.device_ids
-            if self.cluster.has(device_id)
-        }
-        return {
-            device_id: seconds / team_slowdown[device_id]
-            for device_id, seconds in predicted.compute_s
-            if device_id in team_slowdown
-        }
+    def _fold_speeds(self, devices: Iterable[Device], found: Mapping[str, _Measured]) -> None:
+        speeds, kinds = {}, dict[str, list[float]]()
+        for device in devices:
+            trend = self._speeds.get(device.device_id) or _first(device)
+            if its := found.get(device.device_id):
+                ratios = [log(report.compute_s / its.healthy_s) for report in its.reports]
+                trend = measured(trend, ratios)
+            speeds[device.device_id] = trend
+            level = trend.level if trend.num_steps else 0.0
+            kinds.setdefault(device.kind, []).append(level)
+        for device in devices:
+            device_id, levels = device.device_id, kinds[device.kind]
+            usual = median(levels) if len(levels) >= MIN_DEVICES_OF_KIND else 0.0
+            trend = speeds[device_id]
+            if device_id in found:
+                slow = trend.level - usual >= log(self._ratio)
+                speeds[device_id] = judged(trend, slow=slow)
+            else:
+                speeds[device_id] = unseen(trend, usual)
+        self._speeds = speeds
 
-    def _count_slow_slots(self, present: Mapping[str, Device]) -> None:
-        levels: dict[str, list[float]] = {}
-        for device_id, device in present.items():
-            levels.setdefault(device.kind, []).append(self._speeds[device_id].level)
-        for device_id, device in present.items():
-            of_kind = levels[device.kind]
-            usual = median(of_kind) if len(of_kind) >= MIN_DEVICES_OF_KIND else 0.0
-            speed = self._speeds[device_id]
-            slow = speed.level - usual >= log(self._ratio)
-            speed.slots_slow = speed.slots_slow + 1 if slow else 0
+    def _fold_inputs(self, devices: Iterable[Device], found: Mapping[str, _Measured]) -> None:
+        inputs = {}
+        for device_id in sorted(device.device_id for device in devices):
+            memory, its = self._inputs.get(device_id), found.get(device_id)
+            if its and its.draws:
+                if memory is None and any(report.data_s > 0 for report in its.reports):
+                    memory = InputMemory(Trend(), its.healthy_s / its.num_samples)
+                if memory:
+                    inputs[device_id] = self._drawn(memory, its)
+            elif memory and (trend := unseen(memory.trend, 0.0)) != Trend(
+                slots_unseen=trend.slots_unseen
+            ):
+                inputs[device_id] = replace(memory, trend=trend)
+        self._inputs = inputs
+
+    def _drawn(self, memory: InputMemory, its: _Measured) -> InputMemory:
+        """With a slot's input; slow when the device would be slow if that were computing."""
+        unit_s = its.num_samples * memory.scale_s
+        trend = measured(memory.trend, [log1p(r.data_s / unit_s) for r in its.reports])
+        slow = expm1(trend.level) * unit_s >= (self._ratio - 1) * its.healthy_s
+        return replace(memory, trend=judged(trend, slow=slow))
+
+
+def _first(device: Device) -> Trend:
+    """Of a device that this run did not measure yet; a slow-down known from before may be true."""
+    level = log(device.slowdown)
+    return Trend(level=level, now=level, num_steps=int(level != 0.0))
 
 
 def _slowdown(level: float) -> float:
     """To whole percents: a finer change is no news, and would make planning start afresh."""
     return max(0.01, round(exp(level), 2))
+
+
+def _input_s(memory: InputMemory | None) -> float:
+    if memory is None:
+        return 0.0
+    return memory.scale_s * expm1(round(memory.trend.level / INPUT_BIN) * INPUT_BIN)
 
 
 def _device_and_step(report: StepReport) -> tuple[str, int]:

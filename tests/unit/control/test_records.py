@@ -26,6 +26,7 @@ from orchestrator.core.slot import (
     StepReport,
     WorkerFailed,
 )
+from orchestrator.telemetry.estimator import Straggler
 
 A, B, C = (make_device(f"gpu-{i}") for i in range(3))
 PLAN = make_plan(make_group([A, B], [0, 2, 4], [4]), make_group([C], [0, 4], [4]))
@@ -135,15 +136,31 @@ def test_every_event_of_the_cluster_is_written_with_its_device() -> None:
 
 
 def test_a_straggler_is_written_when_found_when_lasting_and_when_over() -> None:
-    scribe, slow = Scribe(0.0, 0), make_cluster([replace(A, slowdown=2.5), B])
-    found = scribe.stragglers((), ("gpu-0",), (), slow)
+    scribe, slow = Scribe(0.0, 0), Straggler("gpu-0", "compute", 2.5)
+    found = scribe.stragglers((), (slow,), (), CLUSTER)
     assert [(e.kind, e.detail) for e in found] == [
         ("straggler", "computes 2.5x slower than predicted for it")
     ]
-    lasting = scribe.stragglers(("gpu-0",), ("gpu-0",), ("gpu-0",), slow)
+    lasting = scribe.stragglers((slow,), (replace(slow, lasting=True),), (), CLUSTER)
     assert [e.detail for e in lasting] == ["lasting: still 2.5x slower than predicted"]
-    over = scribe.stragglers(("gpu-0",), (), (), CLUSTER)
-    assert [(e.kind, e.device) for e in over] == [("recovered", "gpu-0")]
+    over = scribe.stragglers((slow,), (), (), CLUSTER)
+    assert [(e.kind, e.detail) for e in over] == [("recovered", "runs as predicted again")]
+    (forgotten,) = scribe.stragglers((slow,), (), ("gpu-0",), CLUSTER)
+    assert forgotten.detail == "was not measured for long: counted as healthy until it is"
+
+
+def test_a_straggler_is_named_with_its_phase() -> None:
+    """traceml#165, #252: which device, and what of it."""
+    found = (
+        Straggler("gpu-0", "input", 1.5, lasting=True),
+        Straggler("gpu-1", "link", 4.0, towards="node-7"),
+    )
+    written = Scribe(0.0, 0).stragglers((), found, (), CLUSTER)
+    assert [(e.device, e.detail.split(":")[0]) for e in written] == [
+        ("gpu-0", "input"), ("gpu-0", "lasting"), ("gpu-1", "link"),
+    ]  # fmt: skip
+    assert written[1].detail.endswith("(input)")
+    assert "node-7 take 4x as long" in written[2].detail
 
 
 def test_keeping_the_plan_is_no_event() -> None:

@@ -1,0 +1,126 @@
+"""How slow links really are: what messages took, against what their links were said to take."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import exp, log
+from statistics import median
+
+from orchestrator.core.cluster import ClusterState, Device, Link
+from orchestrator.core.durable import Trend
+from orchestrator.core.slot import StepReport
+from orchestrator.telemetry.trends import judged, measured, unseen
+
+BIN = 0.05
+"""Of the logarithm of a link's slow-down: a finer change is no news."""
+
+LEAST_STEP_SHARE = 0.02
+"""Of a step, by which messages must be later than predicted: a tiny one's time says nothing."""
+
+Ends = tuple[str, str]
+"""Nodes of a directed path."""
+
+
+class Links:
+    """Bandwidths between nodes as measured where they are slow; latencies stay as described.
+
+    A message is timed by one clock, from its first byte to its last, so that neither latency nor
+    waiting is in it. One that lay in a buffer is read faster than its link is: a link counts as
+    slower than described, never as faster. Only boundaries between stages are measured: a ring of
+    gradient sums has no single link to blame. A path that nobody measured takes the median of its
+    class, of those for which the same description holds; all is given up with age.
+
+    Args:
+        cluster: With its links as described.
+        memory: What an earlier life of the run measured.
+        ratio: From which on a link counts as slow.
+
+    Source: docs/model.md, section 6.
+    """
+
+    def __init__(
+        self, cluster: ClusterState, memory: Iterable[tuple[str, str, Trend]], ratio: float
+    ) -> None:
+        self._described, self.links = cluster, cluster.links
+        self._least = log(ratio)
+        self._trends: dict[Ends, Trend] = {(a, b): trend for a, b, trend in memory}
+        self._keep(cluster.devices)
+
+    @property
+    def memory(self) -> tuple[tuple[str, str, Trend], ...]:
+        """What is known, to be kept over a restart."""
+        return tuple((*ends, self._trends[ends]) for ends in sorted(self._trends))
+
+    def update(self, reports: Iterable[StepReport], devices: tuple[Device, ...]) -> None:
+        """Take in a slot's messages; ``devices`` are those present."""
+        samples, late = self._samples(reports, {d.device_id: d for d in devices})
+        for ends, mine in samples.items():
+            trend = measured(self._trends.get(ends, Trend()), mine)
+            slow = trend.level >= self._least and median(late[ends]) >= LEAST_STEP_SHARE
+            self._trends[ends] = judged(trend, slow=slow)
+        for ends in self._trends.keys() - samples.keys():
+            self._trends[ends] = unseen(self._trends[ends], 0.0)
+        self._keep(devices)
+
+    def _keep(self, devices: tuple[Device, ...]) -> None:
+        """Forget paths that are gone, or healthy and not used for long; renew ``links``."""
+        on_node = {device.node_id: device for device in reversed(devices)}
+        self._trends = {
+            ends: trend
+            for ends, trend in sorted(self._trends.items())
+            if on_node.keys() >= set(ends) and (trend.num_steps or trend.on_trial)
+        }
+        class_of = {
+            (source, target): self._path(on_node[source], on_node[target])
+            for source, target in self._trends
+        }
+        if (links := self._as_measured(class_of)) != self.links:
+            self.links = links
+
+    def _path(self, source: Device, target: Device) -> Link:
+        return self._described.link(source, target)
+
+    def _samples(
+        self, reports: Iterable[StepReport], present: Mapping[str, Device]
+    ) -> tuple[dict[Ends, list[float]], dict[Ends, list[float]]]:
+        """Of every pair of nodes: log(measured / described), and lateness as a share of a step."""
+        ratios: dict[Ends, list[float]] = {}
+        late: dict[Ends, list[float]] = {}
+        for report in sorted(reports, key=lambda report: (report.device_id, report.step)):
+            for sent in report.transfers:
+                if not present.keys() >= {sent.source, sent.target}:
+                    continue
+                source, target = present[sent.source], present[sent.target]
+                each_bytes = sent.size_bytes / sent.num_messages
+                said_s = sent.num_messages * self._path(source, target).occupied_s(each_bytes)
+                if said_s > 0 and sent.busy_s > 0:
+                    ends = source.node_id, target.node_id
+                    ratios.setdefault(ends, []).append(log(sent.busy_s / said_s))
+                    late.setdefault(ends, []).append((sent.busy_s - said_s) / report.step_s)
+        return ratios, late
+
+    def _as_measured(self, class_of: Mapping[Ends, Link]) -> tuple[Link, ...]:
+        """The described links at the median of their class, and odd pairs by themselves."""
+        levels: dict[Ends, list[float]] = {}
+        for ends, link in class_of.items():
+            if self._trends[ends].num_steps:
+                levels.setdefault(_ends(link), []).append(_counted(self._trends[ends]))
+        usual = {ends: median(found) for ends, found in levels.items()}
+        links = {
+            _ends(link): link.scaled(exp(-usual.get(_ends(link), 0.0)))
+            for link in self._described.links
+        }
+        for (source, target), link in class_of.items():
+            trend = self._trends[source, target]
+            if trend.num_steps and abs(_counted(trend) - usual[_ends(link)]) >= self._least:
+                odd = link.scaled(exp(-_counted(trend)))
+                links[source, target] = replace(odd, source=source, target=target)
+        return tuple(links.values())
+
+
+def _counted(trend: Trend) -> float:
+    """The level to plan with; nothing of a link that is no bottleneck."""
+    return round(trend.level / BIN) * BIN if trend.slots_slow else 0.0
+
+
+def _ends(link: Link) -> Ends:
+    return link.source, link.target

@@ -1,0 +1,223 @@
+"""How far something is from its own prediction: followed slowly, by jumps, and given up with age.
+
+A quantity is the logarithm of measured over predicted time. Nothing is ever compared with what
+another device does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, log
+from statistics import fmean, median, pstdev
+
+from orchestrator.core.durable import Trend
+
+HALF_LIFE_SLOTS = 2.5
+"""Slots after which an old level counts half, as long as nothing jumped."""
+
+DRIFT_SIGMAS, DRIFT_FLOOR = 0.5, 0.025
+THRESHOLD_SIGMAS, THRESHOLD_FLOOR = 8.0, 0.10
+"""Of the cumulative sums, in logarithms of a ratio: about one false alarm in 19,000 steps."""
+
+OUTLIER_SHARE = 0.8
+"""Share of the threshold that one step may add: two in a row raise the alarm, never one."""
+
+WINDOW_SLOTS = 24
+WINDOW_STEPS = 32
+"""What is kept of slots, and of the steps since a change may have begun."""
+
+MIN_STEPS = 8
+"""Before their spread is trusted; until then only the floors count."""
+
+MIN_SLOTS = 4
+"""Before what they have in common is."""
+
+SIGMA_PER_MEDIAN_DEVIATION = 1.4826
+
+DIGITS = 4
+"""Of a logarithm that is kept."""
+
+FLAPPING_LEGS = 3
+PATIENCE_SLOTS_PER_LEG = 3
+"""Up, down and up again within the window is flapping: what flaps is planned with as it is on
+average, until it has been steady for so many slots for each time it went up or down."""
+
+ODD_SHARE = 0.25
+"""Of slots: the slowest are oddities that do not count in an average."""
+
+RETRY_SLOTS, MOST_TRIALS = 20, 3
+"""An estimate that nothing has confirmed for so many slots is given up, so that a device that
+recovers while it is idle is used again; twice as many whenever it was still slow then, up to eight
+times as many."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Two-sided cumulative sums, and the samples since each was last zero."""
+
+    drift: float
+    threshold: float
+    up: float
+    down: float
+    since_up: list[float] = field(default_factory=list)
+    since_down: list[float] = field(default_factory=list)
+
+    def add(self, sample: float, level: float) -> list[float]:
+        """Advance; the samples since the change when one of the sums passes the threshold."""
+        most = OUTLIER_SHARE * self.threshold
+        error = max(-most, min(most, sample - level))
+        self.up = max(0.0, self.up + error - self.drift)
+        self.down = max(0.0, self.down - error - self.drift)
+        for total, since in ((self.up, self.since_up), (self.down, self.since_down)):
+            if total:
+                since.append(sample)
+            else:
+                since.clear()
+            del since[:-WINDOW_STEPS]
+        if max(self.up, self.down) <= self.threshold:
+            return []
+        found = list(self.since_up if self.up > self.down else self.since_down)
+        self.up = self.down = 0.0
+        self.since_up.clear()
+        self.since_down.clear()
+        return found
+
+
+def measured(trend: Trend, samples: Sequence[float]) -> Trend:
+    """With one more slot's steps: follow slowly, or jump when the cumulative sums say so.
+
+    Source: docs/model.md, section 6.
+    """
+    steps = [round(sample, DIGITS) for sample in samples]
+    is_known = trend.num_steps >= MIN_STEPS
+    sigma = SIGMA_PER_MEDIAN_DEVIATION * median(trend.noise) if is_known else 0.0
+    sums = _Sums(
+        max(DRIFT_SIGMAS * sigma, DRIFT_FLOOR),
+        max(THRESHOLD_SIGMAS * sigma, THRESHOLD_FLOOR),
+        trend.up,
+        trend.down,
+        list(trend.since_up),
+        list(trend.since_down),
+    )
+    now, deviations = trend.now, []
+    changed: list[float] = []  # the steps since the last jump
+    for step in steps:
+        if changed:
+            changed.append(step)
+        deviations.append(abs(step - now))
+        if since := sums.add(step, now):
+            changed, now = since, median(since)
+    apart = median(steps) - now
+    if changed:
+        now = median(changed)
+    elif abs(apart) < OUTLIER_SHARE * sums.threshold:  # else an odd slot
+        now += _weight(trend.means) * apart
+    now = round(now, DIGITS)
+    means = _kept(trend.means, log(fmean(map(exp, steps))))
+    nows = _kept(trend.nows, now)
+    return replace(
+        trend,
+        level=_level(trend, means, nows),
+        now=now,
+        num_steps=trend.num_steps + len(steps),
+        noise=_kept(trend.noise, median(deviations)),
+        means=means,
+        nows=nows,
+        up=round(sums.up, DIGITS),
+        down=round(sums.down, DIGITS),
+        since_up=tuple(sums.since_up),
+        since_down=tuple(sums.since_down),
+        slots_unseen=0,
+    )
+
+
+def _kept(window: tuple[float, ...], value: float) -> tuple[float, ...]:
+    return (*window, round(value, DIGITS))[-WINDOW_SLOTS:]
+
+
+def _weight(means: Sequence[float]) -> float:
+    """Of a new slot: the more slots differ, the less, so that noise does not move the level."""
+    weight = 1 - exp(-log(2) / HALF_LIFE_SLOTS)
+    if len(means) < MIN_SLOTS:
+        return weight
+    middle = median(means)
+    spread = SIGMA_PER_MEDIAN_DEVIATION * median(abs(m - middle) for m in means)
+    return weight * min(1.0, DRIFT_FLOOR / spread) if spread else weight
+
+
+def _level(before: Trend, means: Sequence[float], nows: Sequence[float]) -> float:
+    """What to plan with: what is true now, or an average where that is no good guide.
+
+    It is none of what flaps, nor where odd steps, too few in a row to be a jump, come back slot
+    after slot.
+    """
+    now, last = nows[-1], len(nows) - 1
+    change = next((i for i in range(last, -1, -1) if abs(nows[i] - now) > THRESHOLD_FLOOR), None)
+    # The slot of a change is neither what was nor what is.
+    settled = means if change is None else means[change + 2 :]
+    legs = _legs(nows)
+    if abs(before.level - before.now) > THRESHOLD_FLOOR:
+        legs = max(legs, FLAPPING_LEGS)  # it was no good guide until now
+    flaps = legs >= FLAPPING_LEGS and len(settled) < PATIENCE_SLOTS_PER_LEG * legs
+    recent = sorted(means if flaps else settled)
+    if not flaps and len(recent) < (1 if before.on_trial else MIN_SLOTS):
+        return now
+    average = fmean(recent[: len(recent) - int(ODD_SHARE * len(recent))])
+    if not flaps and abs(average - now) <= THRESHOLD_FLOOR:
+        return now
+    # An average that moved by less than half of what slots differ by has not moved.
+    moved = abs(average - before.level) > max(THRESHOLD_FLOOR, pstdev(recent) / 2)
+    return round(average, DIGITS) if moved else before.level
+
+
+def _legs(nows: Sequence[float]) -> int:
+    """How often it went up or down, one after the other."""
+    legs = direction = 0
+    turned_at = nows[0]
+    for now in nows:
+        if direction * (now - turned_at) > 0:
+            turned_at = now  # the leg goes on
+        elif abs(now - turned_at) > THRESHOLD_FLOOR:
+            legs, direction, turned_at = legs + 1, 1 if now > turned_at else -1, now
+    return legs
+
+
+def unseen(trend: Trend, usual: float) -> Trend:
+    """With one more slot in which nothing was measured; given up, it takes the usual level."""
+    slots_unseen = trend.slots_unseen + 1
+    wait_slots = RETRY_SLOTS << trend.num_trials
+    if trend.num_steps and slots_unseen < wait_slots:
+        return replace(trend, slots_unseen=slots_unseen)
+    return Trend(
+        level=usual,
+        now=usual,
+        slots_unseen=slots_unseen,
+        num_trials=trend.num_trials,
+        on_trial=trend.on_trial or trend.slots_slow > 0,
+        given_up=trend.level if trend.slots_slow > 0 else trend.given_up,
+    )
+
+
+def judged(trend: Trend, *, slow: bool) -> Trend:
+    """With the verdict on a slot in which it was measured.
+
+    What is slow again when it is given another try is as slow as it was: one change of plan.
+    """
+    if slow:
+        failed = trend.on_trial
+        return replace(
+            trend,
+            level=max(trend.level, trend.given_up) if failed else trend.level,
+            num_trials=min(trend.num_trials + failed, MOST_TRIALS),
+            on_trial=False,
+            slots_slow=trend.slots_slow + 1,
+            slots_well=0,
+        )
+    slots_well = trend.slots_well + 1
+    proved = slots_well >= RETRY_SLOTS
+    return replace(
+        trend,
+        num_trials=0 if proved else trend.num_trials,
+        on_trial=trend.on_trial and not proved,
+        slots_slow=0,
+        slots_well=slots_well,
+    )

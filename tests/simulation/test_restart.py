@@ -1,0 +1,148 @@
+"""The head dies after any slot: from its state, as written, a new loop decides as the old one."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from orchestrator.core.durable import ControlState
+from orchestrator.core.slot import SlotRecord
+from orchestrator.planning.queues import BudgetOptions
+from orchestrator.simulation.traces import TraceEvent
+from orchestrator.storage import from_json, to_json
+from orchestrator.strategies.registry import Strategy, make_strategy
+from tests.simulation.closed_loop import PER_HOUR, Menu, Rehearsal, demo_cluster, rehearsal
+
+NUM_SLOTS = 30
+
+BUDGETS = (
+    BudgetOptions(average_per_hour_usd=100.0, horizon_hours=4),
+    BudgetOptions(average_per_hour_usd=2.0, horizon_hours=4),
+    BudgetOptions(average_per_hour_usd=4.0, horizon_hours=4, total_usd=2.0),
+)
+
+
+def trouble(seed: int) -> list[TraceEvent]:
+    """Slow-downs and recoveries, slow loaders, congested links and prices, drawn at random."""
+    rng = np.random.default_rng(seed)
+    devices = [f"{pool}-{i}" for pool in PER_HOUR for i in range(2)]
+    times = iter(rng.uniform(60.0, 60.0 * NUM_SLOTS, 16).tolist())
+    events = [
+        TraceEvent(
+            at_s=next(times),
+            device=str(rng.choice(devices)),
+            speed_ratio=float(rng.choice([0.1, 0.4, 0.7, 1.0])),
+        )
+        for _ in range(8)
+    ]
+    events += [
+        TraceEvent(
+            at_s=next(times),
+            device=str(rng.choice(devices)),
+            input_s_per_sample=float(rng.choice([0.0, 0.1, 0.5])),
+        )
+        for _ in range(4)
+    ]
+    events += [
+        TraceEvent(at_s=next(times), links=("all",), bandwidth_ratio=0.02, cause="congestion")
+    ]
+    for pool in rng.choice(list(PER_HOUR), 3):
+        price = float(rng.uniform(0.1, 8.0)) * PER_HOUR[str(pool)] / 3600
+        events.append(TraceEvent(at_s=next(times), pool=str(pool), price_usd_per_s=price))
+    return events
+
+
+def read_back(state: ControlState) -> ControlState:
+    return from_json(ControlState, json.loads(json.dumps(to_json(state), allow_nan=False)))
+
+
+def killed_after_every_slot(
+    first: Rehearsal, budget: BudgetOptions, make: Callable[[], Strategy]
+) -> list[Rehearsal]:
+    """One life a slot, over the cluster of ``first``, which goes on."""
+    lives = [first]
+    while len(lives) < NUM_SLOTS and lives[-1].loop.outcome is None:
+        lives[-1].loop.tick()
+        state = read_back(lives[-1].states[-1])
+        assert state == lives[-1].states[-1]
+        lives.append(rehearsal(budget=budget, state=state, backend=first.backend, strategy=make()))
+    return lives
+
+
+def undisturbed_and_killed(
+    seed: int, make: Callable[[], Strategy]
+) -> tuple[Rehearsal, list[Rehearsal]]:
+    budget, events = BUDGETS[seed % len(BUDGETS)], trouble(seed)
+    one = rehearsal(budget=budget, events=events, strategy=make()).run(max_slots=NUM_SLOTS - 1)
+    other = rehearsal(budget=budget, events=events, strategy=make())
+    return one, killed_after_every_slot(other, budget, make)
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_killed_after_every_slot_a_run_is_the_same_bit_by_bit(seed: int) -> None:
+    """Records, dollars and events of a run whose every slot is another life's.
+
+    The strategy has no memory: what a search remembers of earlier ones is not kept, see below.
+    """
+    one, lives = undisturbed_and_killed(seed, Menu)
+    records = [record for life in lives for record in life.records]
+    assert len({record.generation for record in records}) > 2
+    assert list(map(without_display, records)) == list(map(without_display, one.records))
+    assert [entry for life in lives for entry in life.ledger] == one.ledger
+    assert [step for life in lives for step in life.steps] == one.steps
+    told = [event for life in lives for event in life.events if event.kind != "resumed"]
+    assert [e for e in told if e.kind != "warning"] == [
+        e for e in one.events if e.kind != "warning"
+    ]
+    assert lives[-1].loop.problem() == one.loop.problem()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_search_itself_decides_the_same_after_a_restart(seed: int) -> None:
+    """Its own memory is gone: another plan of the very same worth may be found, no worse one."""
+    one, lives = undisturbed_and_killed(seed, lambda: make_strategy("joint"))
+    records = [record for life in lives for record in life.records]
+    for mine, its in zip(records, one.records, strict=True):
+        assert (mine.decision, mine.step) == (its.decision, its.step)
+        assert (mine.spent_usd, mine.backlog_usd) == (its.spent_usd, its.backlog_usd)
+        assert mine.next_plan == its.next_plan
+
+
+def test_the_state_does_not_grow_with_the_run() -> None:
+    """FlagScale#1215: a detector that keeps its samples for ever."""
+    events = [
+        TraceEvent(at_s=60.0 * k, device=f"{pool}-0", speed_ratio=(0.5, 1.0)[k % 2])
+        for k in range(2, 300)
+        for pool in PER_HOUR
+    ]
+    run = rehearsal(budget=BUDGETS[0], events=events, strategy=Menu(), num_samples=1_000_000).run(
+        max_slots=300
+    )
+    sizes = [len(json.dumps(to_json(state))) for state in run.states]
+    assert max(sizes[60:]) < 1.1 * max(sizes[:60])
+    per_device = len(json.dumps(to_json(run.states[-1].estimates))) / len(demo_cluster().devices)
+    assert per_device < 2500
+
+
+def test_a_state_without_estimates_still_loads() -> None:
+    """Files of earlier versions know slow-downs only."""
+    events = [TraceEvent(at_s=70.0, device="fast-0", speed_ratio=0.4)]
+    run = rehearsal(budget=BUDGETS[0], events=events).run(max_slots=6)
+    data = to_json(run.states[-1])
+    assert isinstance(data, dict)
+    for name in (
+        "spent_rest_usd", "estimates", "granted", "moves", "run_until_s", "seed",
+    ):  # fmt: skip
+        del data[name]
+    state = from_json(ControlState, data)
+    again = rehearsal(budget=BUDGETS[0], state=state)
+    (device,) = (d for d in again.loop.problem().cluster.devices if d.device_id == "fast-0")
+    assert device.slowdown == pytest.approx(2.5)
+    again.run(max_slots=3)
+
+
+def without_display(record: SlotRecord) -> SlotRecord:
+    """But for what is remembered over slots only to be shown, and starts anew with a life."""
+    return replace(record, coherence_s=None, marginal_values=())

@@ -353,7 +353,9 @@ class Books:
             spent_usd=self.ledger.spent_usd,
             budget_usd=treasury.budget_usd_per_s * cluster.now_s,
             overspend_bound_usd=treasury.overspend_bound_usd,
-            stragglers=tuple(sorted({s.device_id for s in self.estimator.stragglers})),
+            stragglers=tuple(
+                sorted({s.device_id for s in self.estimator.stragglers if s.phase != "link"})
+            ),
             doubts=self.estimator.doubts,
             price_age_s=self.estimator.price_age_s,
             control_cpu_s=control_cpu_s,

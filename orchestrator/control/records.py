@@ -1,6 +1,6 @@
 """What a slot looks like from outside: rates predicted and measured, devices, events."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import TYPE_CHECKING
@@ -303,14 +303,15 @@ class Scribe:
         self,
         before: Sequence[Straggler],
         now: Sequence[Straggler],
-        tried_again: Collection[str],
+        tried_again: Sequence[Straggler],
         cluster: ClusterState,
     ) -> list[RunEvent]:
         """What newly runs slow and in which phase, is called lasting, and runs as predicted again.
 
-        ``tried_again``: Devices whose slow-down is too old to be believed.
+        ``tried_again``: Whose slow-down is too old to be believed.
         """
         was, found = {s.key: s for s in before}, {s.key for s in now}
+        forgotten = {s.key for s in tried_again}
         written = []
         for straggler in now:
             known = was.get(straggler.key)
@@ -320,14 +321,16 @@ class Scribe:
             if straggler.lasting and not (known and known.lasting):
                 detail = f"lasting: still {straggler.ratio:.3g}x slower than predicted"
                 if straggler.phase != "compute":
-                    detail += f" ({straggler.phase})"
+                    detail += f" ({_phase_text(straggler)})"
                 written.append(self._event("straggler", detail, straggler.device_id))
         for straggler in before:
             if straggler.key in found or not cluster.has(straggler.device_id):
                 continue
             detail = "runs as predicted again"
-            if straggler.device_id in tried_again:
+            if straggler.key in forgotten:
                 detail = "was not measured for long: counted as healthy until it is"
+            if straggler.phase != "compute":
+                detail = f"{_phase_text(straggler)}: {detail}"
             written.append(self._event("recovered", detail, straggler.device_id))
         return written
 
@@ -375,10 +378,14 @@ def straggler_text(straggler: Straggler) -> str:
         )
     if straggler.phase == "link":
         return (
-            f"link: its messages to node {straggler.towards} take {straggler.ratio:.3g}x as long "
-            "as cluster.links says"
+            f"{_phase_text(straggler)}: its messages take {straggler.ratio:.3g}x as long as "
+            "cluster.links says"
         )
     return f"computes {straggler.ratio:.3g}x slower than predicted for it"
+
+
+def _phase_text(straggler: Straggler) -> str:
+    return f"link to {straggler.towards}" if straggler.towards else straggler.phase
 
 
 def all_done(num_steps: int, num_skipped: int) -> str:

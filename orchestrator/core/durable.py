@@ -103,7 +103,8 @@ class Trend:
     """
 
     level: float = 0.0  # what planning counts with
-    now: float = 0.0  # what the newest steps say: the level, unless it flaps
+    now: float = 0.0  # what the newest steps say: the level, unless that is an average
+    averaged: bool = False
     num_steps: int = 0  # measured since the level was last given up; 0: not measured
     noise: tuple[float, ...] = ()  # of steps: median deviation of each of the last slots
     means: tuple[float, ...] = ()  # of the steps of each of the last slots

@@ -102,31 +102,28 @@ class Estimator:
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
         """Present devices that are slower than predicted by ``straggler_ratio``, by phase."""
-        lasting = self._is_lasting
-        found = [
-            Straggler(d, "compute", self.cluster.device(d).slowdown, lasting(trend))
-            for d, trend in self._speeds.items()
-            if trend.slots_slow
-        ]
-        found += [
-            Straggler(d, "input", exp(memory.trend.level), lasting(memory.trend))
-            for d, memory in self._inputs.items()
-            if memory.trend.slots_slow
-        ]
-        devices = {device.node_id: device.device_id for device in reversed(self.cluster.devices)}
-        found += [
-            Straggler(devices[source], "link", exp(trend.level), lasting(trend), target)
-            for source, target, trend in self._links.memory
-            if trend.slots_slow
-        ]
-        return tuple(sorted(found, key=lambda straggler: straggler.key))
+        return tuple(straggler for straggler, trend in self._phases() if trend.slots_slow)
 
     @property
-    def tried_again(self) -> frozenset[str]:
-        """Devices that were slow when they were last used, and are counted as healthy since."""
-        given_up = [d for d, trend in self._speeds.items() if trend.on_trial]
-        given_up += [d for d, memory in self._inputs.items() if memory.trend.on_trial]
-        return frozenset(given_up)
+    def tried_again(self) -> tuple[Straggler, ...]:
+        """What was slow when it was last measured, long ago, and is counted as healthy since."""
+        return tuple(straggler for straggler, trend in self._phases() if trend.on_trial)
+
+    def _phases(self) -> list[tuple[Straggler, Trend]]:
+        """Everything that is estimated of devices, in order."""
+        found = [(self._straggler(d, "compute", t), t) for d, t in self._speeds.items()]
+        found += [(self._straggler(d, "input", m.trend), m.trend) for d, m in self._inputs.items()]
+        devices = {device.node_id: device.device_id for device in reversed(self.cluster.devices)}
+        found += [
+            (self._straggler(devices[source], "link", trend, target), trend)
+            for source, target, trend in self._links.memory
+        ]
+        return sorted(found, key=lambda pair: pair[0].key)
+
+    def _straggler(
+        self, device_id: str, phase: Phase, trend: Trend, towards: str = ""
+    ) -> Straggler:
+        return Straggler(device_id, phase, exp(trend.level), self._is_lasting(trend), towards)
 
     def _is_lasting(self, trend: Trend) -> bool:
         return trend.slots_slow >= self._confirm_slots or trend.num_trials > 0

@@ -13,7 +13,7 @@ from orchestrator.telemetry.trends import judged, measured, unseen
 BIN = 0.05
 """Of the logarithm of a link's slow-down: a finer change is no news."""
 
-LEAST_STEP_SHARE = 0.02
+LEAST_STEP_SHARE = 0.01
 """Of a step, by which messages must be later than predicted: a tiny one's time says nothing."""
 
 Ends = tuple[str, str]

@@ -114,10 +114,12 @@ def measured(trend: Trend, samples: Sequence[float]) -> Trend:
     now = round(now, DIGITS)
     means = _kept(trend.means, log(fmean(map(exp, steps))))
     nows = _kept(trend.nows, now)
+    average = _average(trend, means, nows)
     return replace(
         trend,
-        level=_level(trend, means, nows),
+        level=now if average is None else average,
         now=now,
+        averaged=average is not None,
         num_steps=trend.num_steps + len(steps),
         noise=_kept(trend.noise, median(deviations)),
         means=means,
@@ -144,26 +146,24 @@ def _weight(means: Sequence[float]) -> float:
     return weight * min(1.0, DRIFT_FLOOR / spread) if spread else weight
 
 
-def _level(before: Trend, means: Sequence[float], nows: Sequence[float]) -> float:
-    """What to plan with: what is true now, or an average where that is no good guide.
+def _average(before: Trend, means: Sequence[float], nows: Sequence[float]) -> float | None:
+    """What to plan with where the newest steps are no good guide; None where they are.
 
-    It is none of what flaps, nor where odd steps, too few in a row to be a jump, come back slot
-    after slot.
+    They are none to what flaps, nor where odd steps, too few in a row to be a jump, come back
+    slot after slot. What was averaged is so until it has been steady for as long.
     """
     now, last = nows[-1], len(nows) - 1
     change = next((i for i in range(last, -1, -1) if abs(nows[i] - now) > THRESHOLD_FLOOR), None)
     # The slot of a change is neither what was nor what is.
     settled = means if change is None else means[change + 2 :]
-    legs = _legs(nows)
-    if abs(before.level - before.now) > THRESHOLD_FLOOR:
-        legs = max(legs, FLAPPING_LEGS)  # it was no good guide until now
+    legs = max(_legs(nows), FLAPPING_LEGS if before.averaged else 0)
     flaps = legs >= FLAPPING_LEGS and len(settled) < PATIENCE_SLOTS_PER_LEG * legs
     recent = sorted(means if flaps else settled)
     if not flaps and len(recent) < (1 if before.on_trial else MIN_SLOTS):
-        return now
+        return None
     average = fmean(recent[: len(recent) - int(ODD_SHARE * len(recent))])
     if not flaps and abs(average - now) <= THRESHOLD_FLOOR:
-        return now
+        return None
     # An average that moved by less than half of what slots differ by has not moved.
     moved = abs(average - before.level) > max(THRESHOLD_FLOOR, pstdev(recent) / 2)
     return round(average, DIGITS) if moved else before.level

@@ -145,7 +145,7 @@ def test_a_straggler_is_written_when_found_when_lasting_and_when_over() -> None:
     assert [e.detail for e in lasting] == ["lasting: still 2.5x slower than predicted"]
     over = scribe.stragglers((slow,), (), (), CLUSTER)
     assert [(e.kind, e.detail) for e in over] == [("recovered", "runs as predicted again")]
-    (forgotten,) = scribe.stragglers((slow,), (), ("gpu-0",), CLUSTER)
+    (forgotten,) = scribe.stragglers((slow,), (), (slow,), CLUSTER)
     assert forgotten.detail == "was not measured for long: counted as healthy until it is"
 
 
@@ -157,10 +157,10 @@ def test_a_straggler_is_named_with_its_phase() -> None:
     )
     written = Scribe(0.0, 0).stragglers((), found, (), CLUSTER)
     assert [(e.device, e.detail.split(":")[0]) for e in written] == [
-        ("gpu-0", "input"), ("gpu-0", "lasting"), ("gpu-1", "link"),
+        ("gpu-0", "input"), ("gpu-0", "lasting"), ("gpu-1", "link to node-7"),
     ]  # fmt: skip
     assert written[1].detail.endswith("(input)")
-    assert "node-7 take 4x as long" in written[2].detail
+    assert "take 4x as long" in written[2].detail
 
 
 def test_keeping_the_plan_is_no_event() -> None:

@@ -14,6 +14,7 @@ from orchestrator.core.slot import (
     StepReport,
 )
 from orchestrator.telemetry.estimator import Estimator
+from orchestrator.telemetry.trends import RETRY_SLOTS
 
 DEVICES = [make_device(f"gpu-{i}") for i in range(2)]
 PLAN = make_plan(make_group(DEVICES, [0, 2, 4], [4]))
@@ -235,3 +236,110 @@ def test_a_missing_price_is_held_and_ages() -> None:
     assert state.offer("gpu").price_usd_per_s == 1e-3
     assert estimator.price_age_s == (("gpu", 60.0),)
     assert estimator.doubtful_pools == {"gpu"}
+
+
+def draw(estimator: Estimator, data_s: dict[str, float], *, index: int = 1) -> ClusterState:
+    """A slot of healthy computing in which each device took so long to draw its samples."""
+    reports = [
+        replace(report(d, 100 * index + k, BASE_S[d]), data_s=data_s.get(d, 0.0))
+        for d in BASE_S
+        for k in range(10)
+    ]
+    cluster = estimator.cluster
+    its_input = {d: 4 * cluster.device(d).input_s_per_sample for d in BASE_S}
+    said = tuple((d, BASE_S[d] + its_input[d]) for d in BASE_S)
+    estimate = replace(IDLE_ESTIMATE, step_s=2.0, compute_s=said)
+    return estimator.update(observe(60.0 * index, reports), estimate, PLAN)
+
+
+def test_slow_input_is_told_apart_from_computing_and_blames_no_peer() -> None:
+    """traceml#165: split input, compute and wait; blame only what is local."""
+    estimator = Estimator(make_cluster(DEVICES))
+    for index in range(1, 4):
+        state = draw(estimator, {"gpu-0": 0.25}, index=index)
+    (straggler,) = estimator.stragglers
+    assert (straggler.device_id, straggler.phase, straggler.lasting) == ("gpu-0", "input", True)
+    assert straggler.ratio == pytest.approx(1.5, rel=0.01)
+    assert [d.slowdown for d in state.devices] == [1.0, 1.0]
+    assert state.device("gpu-0").input_s_per_sample == pytest.approx(0.25 / 4, rel=0.06)
+    assert state.device("gpu-1").input_s_per_sample == 0.0
+    draw(estimator, {}, index=4)
+    assert estimator.stragglers == ()
+
+
+def test_input_that_hardly_counts_is_no_news() -> None:
+    state = draw(Estimator(make_cluster(DEVICES)), {"gpu-0": 0.01, "gpu-1": 0.015})
+    assert [d.input_s_per_sample for d in state.devices] == [0.0, 0.0]
+
+
+def test_input_is_the_same_a_sample_whatever_layers_its_device_has() -> None:
+    estimator = Estimator(make_cluster(DEVICES))
+    before = draw(estimator, {"gpu-0": 0.25}).device("gpu-0").input_s_per_sample
+    reports = [replace(report("gpu-0", k, 0.25), data_s=0.25) for k in range(10)]  # half of them
+    said = replace(IDLE_ESTIMATE, step_s=2.0, compute_s=(("gpu-0", 0.25 + 4 * before),))
+    after = estimator.update(observe(120.0, reports), said, PLAN)
+    assert after.device("gpu-0").input_s_per_sample == before
+    assert after.device("gpu-0").slowdown == 1.0
+
+
+def test_the_order_in_which_reports_come_changes_nothing() -> None:
+    """dlrover#1399: fast and slow pollers saw different sets of faulty nodes."""
+    rng = np.random.default_rng(5)
+    reports = [
+        report(d, k, BASE_S[d] * (2.5 if d == "gpu-0" and k > 4 else 1.0))
+        for d in BASE_S
+        for k in range(20)
+    ]
+    found = []
+    for _ in range(5):
+        estimator = Estimator(make_cluster(DEVICES))
+        shuffled = [reports[i] for i in rng.permutation(len(reports))]
+        estimator.update(observe(60.0, shuffled), predicted(estimator.cluster), PLAN)
+        found.append((estimator.estimates, estimator.stragglers))
+    assert all(one == found[0] for one in found)
+    assert slow(estimator) == ["gpu-0"]
+
+
+@pytest.mark.parametrize("straggler", [0, 1, 2])
+def test_the_slow_one_is_found_without_taking_nodes_out_pair_by_pair(straggler: int) -> None:
+    """dlrover#678, #718, #1138: all wait for one; its own computing tells which."""
+    devices = [make_device(f"gpu-{i}") for i in range(3)]
+    plan = make_plan(make_group(devices, [0, 2, 3, 4], [4]))
+    estimator, base_s = Estimator(make_cluster(devices)), (0.5, 0.8, 0.3)
+    reports = [
+        replace(
+            report(d.device_id, k, base_s[i] * (3.0 if i == straggler else 1.0)),
+            step_s=9.0,
+            receive_s=8.0 - base_s[i],
+        )
+        for i, d in enumerate(devices)
+        for k in range(10)
+    ]
+    said = tuple((d.device_id, seconds) for d, seconds in zip(devices, base_s, strict=True))
+    observation = observe(60.0, reports, cluster=make_cluster(devices))
+    estimator.update(observation, replace(IDLE_ESTIMATE, compute_s=said), plan)
+    assert slow(estimator) == [f"gpu-{straggler}"]
+
+
+def test_a_slow_device_that_is_not_used_is_counted_as_its_kind_after_a_while() -> None:
+    estimator = Estimator(make_cluster(DEVICES))
+    slot(estimator, {"gpu-0": [2.5] * 30, "gpu-1": [1.0] * 30})
+    for index in range(2, RETRY_SLOTS + 2):
+        assert slow(estimator) == ["gpu-0"]
+        state = slot(estimator, {"gpu-1": [1.0] * 30}, index=index)
+    assert state.device("gpu-0").slowdown == 1.0
+    assert slow(estimator) == []
+    assert [s.device_id for s in estimator.tried_again] == ["gpu-0"]
+    slot(estimator, {"gpu-0": [2.5] * 30, "gpu-1": [1.0] * 30}, index=index + 1)
+    assert lasting(estimator) == ["gpu-0"]
+
+
+def test_an_estimator_goes_on_from_what_another_one_learned() -> None:
+    rng = np.random.default_rng(11)
+    one, cluster = Estimator(make_cluster(DEVICES)), make_cluster(DEVICES)
+    for index in range(1, 12):
+        other = Estimator(replace(cluster, now_s=one.cluster.now_s), estimates=one.estimates)
+        assert other.cluster == one.cluster
+        ratios = {d: np.exp(rng.normal(0.3, 0.1, 7)).tolist() for d in BASE_S}
+        assert slot(other, ratios, index=index) == slot(one, ratios, index=index)
+        assert other.estimates == one.estimates

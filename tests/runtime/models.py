@@ -1,5 +1,9 @@
 """Small tasks that the exactness tests train, each with traits that could go wrong."""
 
+import os
+import time
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -275,3 +279,54 @@ def failing(place: str, calls: int = 3) -> Task:
         layers[3] = nn.Flatten(0)
     data = Data(32, width)
     return Task(layers=layers, loss=loss, dataset=data)
+
+
+class _SlowBackward(torch.autograd.Function):
+    """Nothing forward; backward takes its time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, delay_s: float) -> Tensor:
+        ctx.delay_s = delay_s
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        time.sleep(ctx.delay_s)
+        return gradient, None
+
+
+class Sleepy(Block):
+    """A residual layer that takes its time in one phase, in one process."""
+
+    def __init__(self, width: int, phase: str, pid: int, delay_s: float) -> None:
+        super().__init__(width)
+        self._phase, self._pid, self._delay_s = phase, pid, delay_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_slow = os.getpid() == self._pid
+        if is_slow and self._phase == "forward":
+            time.sleep(self._delay_s)
+        output = super().forward(x)
+        if is_slow and self._phase == "backward":
+            output = _SlowBackward.apply(output, self._delay_s)
+        return output
+
+
+class SleepyRows(Rows):
+    """Rows that one process is slow to load."""
+
+    def __init__(self, width: int, pid: int, delay_s: float) -> None:
+        super().__init__(64, width)
+        self._pid, self._delay_s = pid, delay_s
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if os.getpid() == self._pid:
+            time.sleep(self._delay_s)
+        return super().__getitem__(index)
+
+
+def sleepy(phase: str, pid: int, delay_s: float) -> Task:
+    """Three layers; the process ``pid`` takes ``delay_s`` longer a layer, or a sample it loads."""
+    layers = [Sleepy(8, phase, pid, delay_s) for _ in range(3)]
+    data = SleepyRows(8, pid if phase == "loader" else 0, delay_s)
+    return Task(layers=layers, loss=squares, dataset=data)

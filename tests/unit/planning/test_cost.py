@@ -22,6 +22,7 @@ from orchestrator.core.plan import Group
 from orchestrator.core.slot import IDLE_ESTIMATE
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import group_makespan
+from orchestrator.planning.partition import partition
 
 
 def model_of(devices, profile, *, problem=None, **cluster):
@@ -33,6 +34,36 @@ def whole(device, num_layers, microbatches):
 
 
 # Time -------------------------------------------------------------------------------
+
+
+def test_input_is_drawn_by_the_first_and_the_last_stage_once_each():
+    """traceml#165: a slow loader is local time of the stages that draw, whatever their layers."""
+    devices = [make_device(f"gpu-{i}") for i in range(3)]
+    slow = [replace(device, input_s_per_sample=0.5) for device in devices]
+    profile = make_profile({"gpu": [0.1] * 4})
+    healthy, cost = model_of(devices, profile), model_of(slow, profile)
+    team = team_of(slow[0])
+    for first, end, extra_s in ((0, 1, 1.0), (1, 3, 0.0), (3, 4, 1.0), (0, 4, 1.0)):
+        plain_s = healthy.stage_seconds(team, first, end, 2)
+        slow_s = cost.stage_seconds(team, first, end, 2)
+        assert slow_s == pytest.approx((plain_s[0] + extra_s, plain_s[1]))
+        if end - first < 4:  # what cutting sees of a chain
+            prefix = cost.cutting.prefix(team, 2)
+            cut_s = prefix.both_s[end] - prefix.both_s[first]
+            assert cut_s == pytest.approx(sum(slow_s))
+
+
+def test_layers_move_away_from_a_stage_whose_input_is_slow():
+    devices = [make_device(f"gpu-{i}") for i in range(2)]
+    slow = [replace(devices[0], input_s_per_sample=0.5), devices[1]]
+    profile = make_profile({"gpu": [0.1] * 6})
+    cuts = []
+    for chain in (devices, slow):
+        cost = model_of(chain, profile)
+        teams = tuple(team_of(device) for device in chain)
+        cuts.append(partition(cost, teams, 1, "1f1b")[0][0].end_layer)
+    assert cuts[0] == 3
+    assert cuts[1] < 3
 
 
 def test_one_device_runs_m_s_over_3_f_samples_per_second_at_its_own_price():

@@ -184,7 +184,7 @@ def _legs(nows: Sequence[float]) -> int:
 def unseen(trend: Trend, usual: float) -> Trend:
     """With one more slot in which nothing was measured; given up, it takes the usual level."""
     slots_unseen = trend.slots_unseen + 1
-    wait_slots = RETRY_SLOTS << trend.num_trials
+    wait_slots = RETRY_SLOTS << (trend.num_trials + trend.averaged)  # what flaps is worse to try
     if trend.num_steps and slots_unseen < wait_slots:
         return replace(trend, slots_unseen=slots_unseen)
     return Trend(
@@ -207,6 +207,7 @@ def judged(trend: Trend, *, slow: bool) -> Trend:
         return replace(
             trend,
             level=max(trend.level, trend.given_up) if failed else trend.level,
+            averaged=trend.averaged and not failed,
             num_trials=min(trend.num_trials + failed, MOST_TRIALS),
             on_trial=False,
             slots_slow=trend.slots_slow + 1,

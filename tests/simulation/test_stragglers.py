@@ -99,6 +99,7 @@ def test_a_slow_device_gets_less_first_and_is_dropped_last(ratio: float, keeps: 
         ("fast-0", 120.0, 17.0, 10.0),
         ("mid-0", 120.0, 0.0, 10.0),
         ("fast-0", 60.0, 30.0, 2.5),
+        ("mid-0", 60.0, 0.0, 10.0),
         ("mid-0", 90.0, 17.0, 2.5),
     ],
 )

@@ -1,28 +1,18 @@
-"""What both transports share: message, wire format, mailbox, one sender and one reader a peer."""
+"""What both transports share: a mailbox, one sender and one reader a peer."""
 
 import heapq
-import struct
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from math import prod
-from typing import Protocol
 
 import torch
 from torch.distributed.distributed_c10d import Store
 
-DTYPES = (
-    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
-    torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
-)  # fmt: skip
-"""The position is what travels: append, never reorder."""
+from workers.messages import GOODBYE_TAG, HEADER, Channel, Message, encode, read_message
 
-_HEADER = struct.Struct("<qdii")  # tag, virtual time, tensors, bytes of their description
-_TENSOR = struct.Struct("<BB")  # dtype, dimensions; then one int64 a dimension
-_GOODBYE_TAG = -1
 _CLOSE_GRACE_S = 0.5  # for the goodbyes to pass; a peer that hangs must not hold us up
 
 
@@ -42,97 +32,12 @@ class TransportClosedError(RuntimeError):
     """This side's transport was closed, perhaps by another thread, perhaps while receiving."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Message:
-    """Tensors on the CPU, as sent, and the virtual time in s of their arrival (0: real time).
-
-    ``read_s``: how long the bytes took to come, from the first to the last.
-    """
-
-    tensors: tuple[torch.Tensor, ...]
-    vtime: float = 0.0
-    read_s: float = 0.0
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the tensors."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
-
-
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """A receive that was asked for."""
 
     src: int
     tag: int
-
-
-class Channel(Protocol):
-    """An ordered stream of bytes to and from one peer; one thread reads, another writes."""
-
-    def write(self, buffers: Sequence[memoryview]) -> None:
-        """Send all the bytes. Raises OSError or RuntimeError when the peer is gone."""
-
-    def read_into(self, buffer: memoryview) -> None:
-        """Fill the buffer. Raises OSError, EOFError or RuntimeError when the peer is gone."""
-
-    def close(self) -> None:
-        """Free both threads as far as possible. Safe to call twice."""
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    # A view as bytes needs no copy and works for every dtype; empty tensors have no buffer.
-    if tensor.numel() == 0:
-        return memoryview(b"")
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # a buffer
-
-
-def encode(tensors: Iterable[torch.Tensor], tag: int, vtime: float) -> list[memoryview]:
-    """Buffers to write for a message; the views share memory with (and keep alive) the tensors.
-
-    Raises:
-        ValueError: On a dtype that cannot travel.
-    """
-    parts, description, num_tensors = [], bytearray(), 0
-    for tensor in tensors:
-        if tensor.dtype not in DTYPES:
-            raise ValueError(
-                f"a tensor of dtype {tensor.dtype} cannot be sent; use one of {DTYPES}"
-            )
-        flat = tensor.detach().cpu().contiguous()
-        description += _TENSOR.pack(DTYPES.index(flat.dtype), flat.dim())
-        description += struct.pack(f"<{flat.dim()}q", *flat.shape)
-        parts.append(_bytes_of(flat))
-        num_tensors += 1
-    header = bytearray(_HEADER.pack(tag, vtime, num_tensors, len(description)))
-    return [memoryview(header), memoryview(description), *parts]
-
-
-def read_message(channel: Channel) -> tuple[int, Message]:
-    """Block for the next message and return its tag and content.
-
-    Raises:
-        EOFError: When the peer said goodbye.
-        OSError: When the connection broke.
-    """
-    header = bytearray(_HEADER.size)
-    channel.read_into(memoryview(header))
-    started_s = time.monotonic()
-    tag, vtime, num_tensors, description_bytes = _HEADER.unpack(header)
-    if tag == _GOODBYE_TAG:
-        raise EOFError("it closed its transport")
-    description = bytearray(description_bytes)
-    channel.read_into(memoryview(description))
-    tensors, at = [], 0
-    for _ in range(num_tensors):
-        dtype, num_dims = _TENSOR.unpack_from(description, at)
-        shape = struct.unpack_from(f"<{num_dims}q", description, at + _TENSOR.size)
-        at += _TENSOR.size + 8 * num_dims
-        tensor = torch.empty(shape, dtype=DTYPES[dtype])
-        if prod(shape):
-            channel.read_into(_bytes_of(tensor))
-        tensors.append(tensor)
-    return tag, Message(tuple(tensors), vtime, time.monotonic() - started_s)
 
 
 def wait_for_keys(store: Store, keys: Sequence[str], timeout_s: float) -> None:
@@ -304,7 +209,7 @@ class _Sender:
         """End the thread after a last word, which overtakes what is queued."""
         with self._changed:
             self._drop()
-        self.put([memoryview(bytearray(_HEADER.pack(_GOODBYE_TAG, 0.0, 0, 0)))], 0, final=True)
+        self.put([memoryview(bytearray(HEADER.pack(GOODBYE_TAG, 0.0, 0, 0)))], 0, final=True)
 
     def join(self, timeout_s: float) -> None:
         if self._thread is not None and self._thread is not threading.current_thread():

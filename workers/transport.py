@@ -14,12 +14,12 @@ from torch.distributed.distributed_c10d import (
 
 from workers.links import (
     LinkTransport,
-    Message,
     PeerLostError,
     Ticket,
     TransportClosedError,
     wait_for_keys,
 )
+from workers.messages import Message
 from workers.tcp import tcp_transport
 
 __all__ = [

@@ -8,7 +8,8 @@ from math import fsum
 from orchestrator.control.alarms import Alarms
 from orchestrator.control.leases import LeaseBook
 from orchestrator.control.ledger import Ledger
-from orchestrator.control.records import Clock, Scribe, Settled, Totals
+from orchestrator.control.records import Clock, Settled, Totals
+from orchestrator.control.scribe import Scribe
 from orchestrator.control.traffic import Traffic, move_traffic, step_traffic
 from orchestrator.control.treasury import Treasury
 from orchestrator.core.cluster import ClusterState

@@ -8,31 +8,19 @@ from typing import TYPE_CHECKING
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import (
-    CheckpointFailed,
-    ClusterEvent,
     CommittedStep,
-    Decision,
-    DeviceJoined,
-    DeviceLost,
     DeviceView,
-    PreemptionNotice,
     Rates,
-    Recovered,
-    RunEvent,
-    RunEventKind,
     SlotRecord,
     StepEstimate,
     StepReport,
 )
-from orchestrator.telemetry.estimator import Straggler
 from orchestrator.telemetry.prices import PriceDoubt
 
 if TYPE_CHECKING:
     from orchestrator.control.chooser import Choice
 
 NOT_FINITE = "the gradient was not finite"
-CHECKPOINT_FAILED = "checkpoint_failed"
-"""How the warning begins that a checkpoint could not be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,150 +230,6 @@ def device_views(
         for device_id in sorted(set(lost))
     ]
     return tuple(sorted([*present, *gone], key=lambda view: view.device_id))
-
-
-@dataclass(frozen=True, slots=True)
-class Scribe:
-    """Writes the events of one slot, all with the same time."""
-
-    time_s: float  # billed
-    slot: int
-
-    def cluster_events(self, events: Iterable[ClusterEvent]) -> list[RunEvent]:
-        """Joins, losses, notices and failures."""
-        written = []
-        for event in events:
-            if isinstance(event, DeviceJoined):
-                device = event.device
-                detail = f"{device.kind} of pool {device.pool} joined in {device.zone}"
-                written.append(self._event("joined", detail, device.device_id))
-            elif isinstance(event, DeviceLost):
-                written.append(self._event("lost", event.reason, event.device_id))
-            elif isinstance(event, PreemptionNotice):
-                detail = f"will be taken away at {event.deadline_s:.0f} s of the run's clock"
-                written.append(self._event("notice", detail, event.device_id))
-            elif isinstance(event, Recovered):
-                detail = recovery_text(event)
-                written.append(self._event("recovered", detail, duration_s=event.duration_s))
-            elif isinstance(event, CheckpointFailed):
-                detail = f"{CHECKPOINT_FAILED}: of step {event.step}: {event.reason}"
-                written.append(self._event("warning", detail))
-            else:
-                detail = f"step {event.step}: {event.message}"
-                written.append(self._event("failed", detail, event.device_id))
-        return written
-
-    def prices(self, before: ClusterState, now: ClusterState, clock: Clock) -> list[RunEvent]:
-        """Changes of price."""
-        old = {offer.pool: offer.price_usd_per_s for offer in before.offers}
-        return [
-            self._event(
-                "price",
-                f"pool {offer.pool}: {clock.per_hour(old[offer.pool]):.4g} -> "
-                f"{clock.per_hour(offer.price_usd_per_s):.4g} $/h",
-            )
-            for offer in now.offers
-            if offer.pool in old and offer.price_usd_per_s != old[offer.pool]
-        ]
-
-    def doubts(
-        self, before: Sequence[PriceDoubt], now: Sequence[PriceDoubt], clock: Clock
-    ) -> list[RunEvent]:
-        """Prices newly doubted; how long they stay so is in every slot's record."""
-        known = {(doubt.pool, doubt.cause) for doubt in before}
-        return [
-            self._event("price", doubt_text(doubt, clock).removeprefix("price: "))
-            for doubt in now
-            if (doubt.pool, doubt.cause) not in known
-        ]
-
-    def stragglers(
-        self,
-        before: Sequence[Straggler],
-        now: Sequence[Straggler],
-        tried_again: Sequence[Straggler],
-        cluster: ClusterState,
-    ) -> list[RunEvent]:
-        """What newly runs slow and in which phase, is called lasting, and runs as predicted again.
-
-        ``tried_again``: Whose slow-down is too old to be believed.
-        """
-        was, found = {s.key: s for s in before}, {s.key for s in now}
-        forgotten = {s.key for s in tried_again}
-        written = []
-        for straggler in now:
-            known = was.get(straggler.key)
-            if known is None:
-                detail = straggler_text(straggler)
-                written.append(self._event("straggler", detail, straggler.device_id))
-            if straggler.lasting and not (known and known.lasting):
-                detail = f"lasting: still {straggler.ratio:.3g}x slower than predicted"
-                if straggler.phase != "compute":
-                    detail += f" ({_phase_text(straggler)})"
-                written.append(self._event("straggler", detail, straggler.device_id))
-        for straggler in before:
-            if straggler.key in found or not cluster.has(straggler.device_id):
-                continue
-            detail = "runs as predicted again"
-            if straggler.key in forgotten:
-                detail = "was not measured for long: counted as healthy until it is"
-            if straggler.phase != "compute":
-                detail = f"{_phase_text(straggler)}: {detail}"
-            written.append(self._event("recovered", detail, straggler.device_id))
-        return written
-
-    def decision(self, decision: Decision) -> list[RunEvent]:
-        """A change of plan."""
-        if decision.kind == "keep":
-            return []
-        return [self._event("replan", decision.reason, duration_s=decision.migration.pause_s)]
-
-    def _event(
-        self, kind: RunEventKind, detail: str, device: str = "", *, duration_s: float | None = None
-    ) -> RunEvent:
-        return RunEvent(self.time_s, self.slot, kind, detail, device, duration_s)
-
-    def note(self, kind: RunEventKind, detail: str) -> RunEvent:
-        """Anything else that concerns the run as a whole."""
-        return self._event(kind, detail)
-
-    def skipped(self, steps: Sequence[CommittedStep]) -> tuple[RunEvent, ...]:
-        """Steps of the slot that changed nothing."""
-        num_skipped = sum(step.skipped for step in steps)
-        if not num_skipped:
-            return ()
-        detail = f"{num_skipped} of {len(steps)} steps changed nothing: {NOT_FINITE}"
-        return (self._event("skipped", detail),)
-
-
-def recovery_text(event: Recovered) -> str:
-    """Where the layers of lost devices come from, and what is run again."""
-    source = {
-        "replica": "layers of the lost devices come from replicas in other groups",
-        "checkpoint": f"all layers return to the checkpoint of step {event.next_step}",
-        "start": "no checkpoint was written yet: all layers start anew from the seed",
-    }[event.source]
-    again = f"; {event.num_undone} steps are run again" if event.num_undone else ""
-    return f"at step {event.next_step}: {source}{again}"
-
-
-def straggler_text(straggler: Straggler) -> str:
-    """In which phase a device is slow, and how slow."""
-    if straggler.phase == "input":
-        return (
-            f"input: drawing samples makes its steps {straggler.ratio:.3g}x as long as its "
-            "computing alone; look at the dataset, the disk or the processor there"
-        )
-    if straggler.phase == "link":
-        return (
-            f"{_phase_text(straggler)}: its messages take {straggler.ratio:.3g}x as long as "
-            "cluster.links says"
-        )
-    return f"computes {straggler.ratio:.3g}x slower than predicted for it"
-
-
-def _phase_text(straggler: Straggler) -> str:
-    return f"link to {straggler.towards}" if straggler.towards else straggler.phase
 
 
 def all_done(num_steps: int, num_skipped: int) -> str:

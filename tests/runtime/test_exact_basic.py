@@ -16,8 +16,8 @@ def test_one_step_on_two_stages_equals_one_process(tmp_path: Path) -> None:
         fleet.start(spec)
         fleet.install(plan, first_step=0, end_step=1)
         end = fleet.run(plan)
-        fleet.save(1, num_layers=4)
         reports = [report for news in fleet.news() for report in news]
+        fleet.save(1, num_layers=4)
     alone, losses = train_alone(spec, 1)
     assert (end.next_step, end.reason) == (1, "window")
     assert largest_difference(alone, saved_parameters(str(tmp_path), 1, 4)) <= 1e-6

@@ -5,7 +5,6 @@ import pytest
 from benchmarks.builders import make_cluster, make_device, make_group, make_plan
 from orchestrator.control.records import (
     Clock,
-    Scribe,
     Settled,
     all_done,
     bubble_ratio,
@@ -14,6 +13,7 @@ from orchestrator.control.records import (
     measured_rates,
     predicted_rates,
 )
+from orchestrator.control.scribe import Scribe
 from orchestrator.core.plan import Migration
 from orchestrator.core.slot import (
     IDLE_ESTIMATE,

@@ -35,6 +35,7 @@ class _Job:
     folder: str
     step: int
     generation: int
+    tells: bool
     changed: threading.Condition = field(default_factory=threading.Condition)
     waiting: deque[LayerState] = field(default_factory=deque)
     held_bytes: int = 0  # by copies that are not written yet
@@ -87,17 +88,20 @@ class CheckpointWriter:
         """
         return self.late or step % self._every_steps == 0
 
-    def begin(self, step: int, generation: int, layers: Iterable[LayerState]) -> None:
+    def begin(
+        self, step: int, generation: int, layers: Iterable[LayerState], *, tells: bool = True
+    ) -> None:
         """Copy layers as they are now and have them written; waits for one that is under way.
 
         Args:
             step: The step that it goes on with.
             generation: Of the plan.
             layers: Read one after another; their tensors may change once this has returned.
+            tells: Whether the end of it is told; ``write`` returns it instead.
         """
         self.wait()
         folder = checkpoint_folder(self._run_url, step)
-        job = self._job = _Job(folder, step, generation)
+        job = self._job = _Job(folder, step, generation, tells)
         job.thread = threading.Thread(target=self._run, args=(job,), name="checkpoint")
         job.thread.daemon = True  # files appear whole or not at all: nobody must wait for it
         job.thread.start()
@@ -114,7 +118,7 @@ class CheckpointWriter:
         wanted, part = {state.layer for state in layers}, self.wait()
         done = {file.layer for file in part.files} if part and part.step == step else set()
         if done != wanted:
-            self.begin(step, generation, layers)
+            self.begin(step, generation, layers, tells=False)
             part = self.wait()
         assert part is not None, "it was begun"
         return part
@@ -174,7 +178,7 @@ class CheckpointWriter:
             problem = str(error) or type(error).__name__
         part = CheckpointPart(job.step, job.generation, () if problem else tuple(files), problem)
         with job.changed:
-            told = not job.cancelled
+            told = job.tells and not job.cancelled
             job.part, job.held_bytes = part, 0
             job.waiting.clear()
             job.changed.notify_all()

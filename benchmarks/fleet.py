@@ -30,12 +30,15 @@ from workers.worker import Assignment, RunEnd, Worker, WorkerSpec
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 60.0  # nothing here takes seconds on an idle machine; a hang must not take for ever
 
-_context = multiprocessing.get_context("forkserver")
+context = multiprocessing.get_context("forkserver")
+
+_preloaded = ["torch._dynamo", "workers.worker", __name__]
 
 
 def preload(*modules: str) -> None:
     """Have the fork server import these modules too, before it starts the first child."""
-    _context.set_forkserver_preload(["torch._dynamo", "workers.worker", __name__, *modules])
+    _preloaded.extend(modules)
+    context.set_forkserver_preload(_preloaded)
 
 
 preload()
@@ -118,8 +121,8 @@ class Fleet:
         self.processes: list[Any] = []
         self._answers: list[dict[int, tuple[bool, Any]]] = [{} for _ in self.devices]
         for _ in self.devices:
-            ours, theirs = _context.Pipe()
-            process = _context.Process(target=_child, args=(theirs,), daemon=True)
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_child, args=(theirs,), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)

@@ -59,6 +59,7 @@ class CheckpointWriter:
         every_steps: int,
         tell: Callable[[CheckpointPart], None],
         available_bytes: Callable[[], float] | None = None,
+        wrote: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Set up; nothing is written yet.
 
@@ -67,8 +68,10 @@ class CheckpointWriter:
             every_steps: Steps after which a checkpoint is due.
             tell: Called on the writing thread once all is durable, or could not be written.
             available_bytes: What memory the machine has left; absent: it is asked.
+            wrote: Called on that thread after each layer, with the step of its checkpoint.
         """
         self._run_url, self._every_steps, self._tell = run_url, every_steps, tell
+        self._wrote = wrote
         self._available_bytes = available_bytes or machine_bytes
         self._job: _Job | None = None
         self.late = False
@@ -168,6 +171,7 @@ class CheckpointWriter:
         try:
             while (state := _next(job)) is not None:
                 files.append(save_layer(job.folder, *state))
+                self._wrote(job.step)
                 size_bytes = state.size_bytes
                 del state
                 with job.changed:

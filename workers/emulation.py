@@ -13,6 +13,18 @@ LATE_TOLERANCE_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
+class Delay:
+    """From ``first_step`` on and before ``end_step`` the device takes so much longer."""
+
+    first_step: int
+    end_step: float
+    phase: str
+    """Reading a step's samples (``loader``), or each ``forward`` or ``backward``."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class EmulatedStage:
     """What one stage takes on one emulated device, in s of the run; links as (latency, bytes/s)."""
 
@@ -26,6 +38,8 @@ class EmulatedStage:
 
     slowdowns: tuple[tuple[int, float], ...] = ()
     """(step, factor) ascending: from that step on the device is that much slower than normal."""
+
+    delays: tuple[Delay, ...] = ()
 
     def __post_init__(self) -> None:
         durations = [d for pair in self.seconds.values() for d in pair]
@@ -46,6 +60,14 @@ class EmulatedStage:
     def slowdown(self, step: int) -> float:
         """Times a duration's normal length in ``step``."""
         return next((factor for at, factor in reversed(self.slowdowns) if at <= step), 1.0)
+
+    def delay_s(self, step: int, phase: str) -> float:
+        """What a phase takes longer in ``step``, on top of that."""
+        return sum(
+            delay.delay_s
+            for delay in self.delays
+            if delay.phase == phase and delay.first_step <= step < delay.end_step
+        )
 
 
 class VirtualClock:
@@ -70,6 +92,7 @@ class VirtualClock:
         self._stage = stage
         self._now, self._sleep = now, sleep
         self._slowdown = 1.0
+        self._forward_delay_s = self._backward_delay_s = 0.0
         self._free_s = 0.0  # when the device is free, virtually
         self._link_free_s: dict[str, float] = {}  # by the operation whose results it carries
         self.times = StepTimes()
@@ -77,8 +100,11 @@ class VirtualClock:
     def begin_step(self, step: int, at_s: float) -> None:
         """Start a step, whose first instruction may start at ``at_s``."""
         self._slowdown = self._stage.slowdown(step)
-        self._free_s = at_s
-        self.times = StepTimes(end_s=at_s)
+        self._forward_delay_s = self._stage.delay_s(step, "forward")
+        self._backward_delay_s = self._stage.delay_s(step, "backward")
+        loading_s = self._stage.delay_s(step, "loader")
+        self._free_s = at_s + loading_s
+        self.times = StepTimes(data_s=loading_s, end_s=self._free_s)
 
     def start(self, op: str, microbatch_samples: int, arrival_s: float) -> None:
         """Start an instruction whose input arrives at ``arrival_s`` (0: nothing to wait for).
@@ -92,7 +118,10 @@ class VirtualClock:
                 f"known sizes: {sorted(self._stage.seconds)}"
             )
         forward_s, backward_s = self._stage.seconds[microbatch_samples]
-        duration_s = self._slowdown * (forward_s if op == FORWARD else backward_s)
+        if op == FORWARD:
+            duration_s = self._slowdown * forward_s + self._forward_delay_s
+        else:
+            duration_s = self._slowdown * backward_s + self._backward_delay_s
         ready_s = max(self._free_s, arrival_s)
         self.times.receive_s += ready_s - self._free_s
         self.times.compute_s += duration_s

@@ -15,6 +15,7 @@ from orchestrator.core.schedule import FORWARD, Instruction, build_program
 from orchestrator.core.slot import Transfer
 from workers.data import SampleSource, first_input
 from workers.failures import user_code
+from workers.faults import Injector
 from workers.stage import Stage, to_device
 from workers.transport import Message, Ticket, Transport
 
@@ -159,7 +160,9 @@ class Executor:
         transport: Transport,
         source: SampleSource,
         timeout_s: float,
+        faults: Injector,
     ) -> None:
+        self._faults = faults
         self._place, self._stage, self._transport = place, stage, transport
         self._source, self._timeout_s = source, timeout_s
         self._programs: dict[tuple[int, ...], tuple[Instruction, ...]] = {}
@@ -219,6 +222,7 @@ class Executor:
         batch = None
         if self._place.is_first or self._place.is_last:
             batch = self._draw(step, positions)
+        self._faults.reach(step, "forward")
         clock.start(instruction.op, len(positions), message.vtime if message else 0.0)
         value = self._stage.receive(k, message.tensors) if message else first_input(batch)
         output = self._stage.forward(k, step, positions, value)
@@ -233,6 +237,7 @@ class Executor:
     def _backward(self, instruction: Instruction, share: StepShare, clock: Clock) -> None:
         k = instruction.microbatch
         message = self._receive(instruction)
+        self._faults.reach(share.step, "backward")
         clock.start(instruction.op, share.microbatches[k], message.vtime if message else 0.0)
         wire = self._stage.backward(k, share.step, message.tensors if message else ())
         clock.finish()

@@ -8,6 +8,7 @@ from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.model import TrainingOptions
 from orchestrator.core.plan import Move, Plan
 from workers.emulation import EmulatedStage
+from workers.faults import ProcessFault
 from workers.update import Verdict
 
 EndReason = Literal["hold", "window", "finished", "failed"]
@@ -28,6 +29,8 @@ class WorkerSpec:
     """Where ``task`` is imported from."""
 
     device: str = "cpu"
+    faults: tuple[ProcessFault, ...] = ()
+    """To break this worker's process with; emulated runs only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Gradient sums: one flat bucket of parameters per owner set, added up over the owners."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,8 +83,11 @@ class GradientSums:
         self._buckets = tuple(buckets)
         self._groups = groups
 
-    def run(self) -> None:
-        """Start every sum, then wait for all: one after another, owner sets in a ring deadlock."""
+    def run(self, under_way: Callable[[], None]) -> None:
+        """Start every sum, then wait for all: one after another, owner sets in a ring deadlock.
+
+        ``under_way`` is called in between.
+        """
         started = []
         for bucket in self._buckets:
             for parameter in bucket.parameters:
@@ -97,6 +100,7 @@ class GradientSums:
                     flat = _flatten(bucket.parameters)
                     work = dist.all_reduce(flat, group=group, async_op=True)
                     started.append((bucket, flat, work))
+            under_way()
             for bucket, flat, work in started:
                 work.wait()
                 _scatter(bucket.parameters, flat)

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from orchestrator.core.plan import Plan, step_range, step_shares
 from orchestrator.core.slot import StepReport
 from workers.executor import Clock, Executor, Place, StepShare
+from workers.faults import Injector
 from workers.reduction import GradientSums
 from workers.stage import Stage
 from workers.update import Ballot, Updater, Verdict, Vote, sum_of_squares
@@ -41,6 +43,10 @@ class Samples:
             microbatches=shares[group_index],
             num_samples=end - first,
         )
+
+
+def _nothing() -> None:
+    """What happens while votes are counted before the first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class StepRunner:
     vote: Vote
     updater: Updater
     trace: StepTrace
+    faults: Injector
     clock: Clock
     emulated: bool
     state_bytes: Callable[[], int]  # parameters, gradients, optimizer state, buckets
@@ -86,7 +93,9 @@ class StepRunner:
 
     def agree(self, window: Window, ready_s: float) -> Verdict:
         """Before the first step: the window that all keep to, and when the last worker is ready."""
-        return self.vote.cast(Ballot(0.0, 0.0, 0.0, window.hold, window.end_step, ready_s))
+        return self.vote.cast(
+            Ballot(0.0, 0.0, 0.0, window.hold, window.end_step, ready_s), _nothing
+        )
 
     def run(self, step: int, at_s: float, window: Window) -> tuple[Verdict, StepReport]:
         """Run one step that starts at ``at_s``; on return it is applied, or skipped, everywhere.
@@ -97,10 +106,11 @@ class StepRunner:
         """
         wall_s, cpu_s = time.monotonic(), time.thread_time()
         share = self.samples.share(self.plan, self.place.group_index, step)
+        reach = partial(self.faults.reach, step)
         self.clock.begin_step(step, at_s)
         self.executor.run(share, self.clock)
         worked_s = time.monotonic()
-        self.sums.run()
+        self.sums.run(partial(reach, "reduce"))
         self.trace.summed = True
         ballot = Ballot(
             squares=sum_of_squares(self.sums.counted()),
@@ -112,10 +122,12 @@ class StepRunner:
             due=window.due,
             busy=window.busy,
         )
-        verdict = self.vote.cast(ballot)
+        verdict = self.vote.cast(ballot, partial(reach, "vote"))
         voted_s = time.monotonic()
+        reach("agreed")
         self.updater.apply(step, verdict, share.num_samples)
         self.trace.summed, self.trace.verdict = False, verdict
+        reach("apply")
         ended_s = self.clock.end_step(verdict.end_s)
         now_s = time.monotonic()
         times = self.clock.times
@@ -132,7 +144,7 @@ class StepRunner:
             receive_s=times.receive_s if self.emulated else self.executor.receive_s,
             reduce_s=ended_s - times.end_s if self.emulated else voted_s - worked_s,
             update_s=0.0 if self.emulated else now_s - voted_s,
-            data_s=0.0 if self.emulated else self.executor.data_s,
+            data_s=times.data_s if self.emulated else self.executor.data_s,
             wall_step_s=now_s - wall_s if self.emulated else ended_s - at_s,
             num_operations=times.num_operations,
             num_late=times.num_late,

@@ -104,17 +104,24 @@ class Vote:
     def __init__(self, group: dist.ProcessGroup | None, place: int, num_places: int) -> None:
         self._group, self._place, self._num_places = group, place, num_places
 
-    def cast(self, ballot: Ballot) -> Verdict:
-        """Bring a ballot, return the verdict. Raises RuntimeError when a worker is lost."""
+    def cast(self, ballot: Ballot, under_way: Callable[[], None]) -> Verdict:
+        """Bring a ballot, return the verdict; ``under_way`` is called before the count is there.
+
+        Raises:
+            LostContactError: If a worker is lost.
+        """
         finite = math.isfinite(ballot.squares)
         wishes = [ballot.hold, ballot.due, ballot.busy]
         sums = [ballot.squares, ballot.weight_sum, ballot.loss_sum, float(not finite), *wishes]
         places = torch.zeros(self._num_places, 2, dtype=torch.float64)
         places[self._place] = torch.tensor([ballot.end_step, ballot.end_s], dtype=torch.float64)
         box = torch.cat([torch.tensor(sums, dtype=torch.float64), places.reshape(-1)])
-        if self._group is not None:
-            with contact("the vote on a step"):
-                dist.all_reduce(box, group=self._group)
+        with contact("the vote on a step"):
+            alone = self._group is None
+            work = None if alone else dist.all_reduce(box, group=self._group, async_op=True)
+            under_way()
+            if work is not None:
+                work.wait()
         squares, weight_sum, loss_sum, not_finite, hold, due, busy = box[:_SUMS].tolist()
         end_steps, ends_s = box[_SUMS:].view(-1, 2).unbind(1)
         return Verdict(

@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from workers.data import SampleSource
 from workers.emulation import VirtualClock
 from workers.executor import Executor, RealClock, make_place
 from workers.failures import worker_failed
+from workers.faults import Injector
 from workers.moving import find_moves, holders, move_layers
 from workers.orders import Assignment, EndReason, RunEnd, Standing, TaskInfo, WorkerSpec
 from workers.peers import Peers
@@ -56,8 +58,12 @@ class Worker:
         self._discards = False
         self._optimizer: torch.optim.Optimizer | None = None
         self._first_owned: tuple[int, ...] = ()  # layers this worker saves
+        self._faults = Injector(device_id, spec.faults, spec.run_url)
         self._writer = CheckpointWriter(
-            spec.run_url, spec.options.checkpoint_every_steps, self.outbox.put
+            spec.run_url,
+            spec.options.checkpoint_every_steps,
+            self.outbox.put,
+            wrote=partial(self._faults.reach, phase="save"),
         )
         self._runner: StepRunner | None = None
         self._updater: Updater | None = None
@@ -227,6 +233,7 @@ class Worker:
         self._updater = Updater(
             self._optimizer, state.parameters(), options, self._samples.num_steps
         )
+        faults = Injector(self._device_id, (), "") if assignment.discard else self._faults
         return StepRunner(
             device_id=self._device_id,
             plan=assignment.plan,
@@ -234,12 +241,13 @@ class Worker:
             samples=self._samples,
             stage=stage,
             executor=Executor(
-                place, stage, self._peers.transport, self._source, self._spec.timeout_s
+                place, stage, self._peers.transport, self._source, self._spec.timeout_s, faults
             ),
             sums=GradientSums(buckets, self._peers.groups),
             vote=Vote(self._peers.groups.get(active), active.index(self._peers.rank), len(active)),
             updater=self._updater,
             trace=self._trace,
+            faults=faults,
             clock=VirtualClock(emulated) if emulated else RealClock(self._device),
             emulated=emulated is not None,
             state_bytes=lambda: state.state_bytes(self._optimizer) + bucket_bytes,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Protocol
 
+from orchestrator.control.faults import Fault
 from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.slot import Decision, Observation
 
@@ -260,9 +261,32 @@ class EmulationOptions:
     """One second of the run is billed as this many."""
 
     events: tuple[EmulatedEvent, ...] = ()
+    """What happens to the cluster."""
+
+    faults: tuple[Fault, ...] = ()
+    """What breaks in this run, to test what it survives; ``--chaos FILE`` fills it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.time_scale, str) and not self.time_scale > 0:
             raise ValueError(f"time_scale is {self.time_scale}; write auto or a positive number")
         if not self.billing_speedup > 0:
             raise ValueError(f"billing_speedup is {self.billing_speedup}; it must be positive")
+
+    @property
+    def happenings(self) -> tuple[EmulatedEvent, ...]:
+        """The events, and those of the faults that happen to the cluster rather than a process."""
+        return (*self.events, *(event for fault in self.faults for event in _events_of(fault)))
+
+
+def _events_of(fault: Fault) -> tuple[EmulatedEvent, ...]:
+    match fault.kind:
+        case "price":
+            price = fault.price_per_hour
+            return (EmulatedEvent(at_step=fault.at_step, pool=fault.pool, price_per_hour=price),)
+        case "notice":
+            at_step, device, notice_s = fault.at_step, fault.device, fault.warning_s or 0.0
+            return (EmulatedEvent(at_step=at_step, device=device, notice_s=notice_s),)
+        case "join":
+            return (EmulatedEvent(at_step=fault.at_step, pool=fault.pool, joined=1),)
+        case _:
+            return ()

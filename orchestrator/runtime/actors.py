@@ -15,8 +15,6 @@ from orchestrator.core.slot import StepReport, WorkerFailed
 
 logger = logging.getLogger(__name__)
 
-_ray: Any = ray  # partly typed: its overloads know no max_concurrency
-
 
 class Greeting(Protocol):
     """What a worker says of its process."""
@@ -65,6 +63,9 @@ class Member:
     """A worker's actor, and what is known of it."""
 
     actor: ActorHandle[Any]
+    actors: Any
+    """Ray, or what offers as much of it."""
+
     greeting: Greeting | None = None
     poll: "ray.ObjectRef[Any] | None" = None
     asked_s: float = 0.0
@@ -79,11 +80,12 @@ class Member:
             return  # its number may be another process's by now
         self.ended = True
         if self.greeting is None:
-            ray.kill(self.actor)
-        elif self.greeting.ray_node_id == ray.get_runtime_context().get_node_id():
+            self.actors.kill(self.actor)
+        elif self.greeting.ray_node_id == self.actors.get_runtime_context().get_node_id():
             _kill_process(self.greeting.pid)
         else:
-            killer = ray.remote(num_cpus=0, **_where(self.greeting.ray_node_id))(_kill_process)
+            where = _where(self.greeting.ray_node_id)
+            killer = self.actors.remote(num_cpus=0, **where)(_kill_process)
             killer.remote(self.greeting.pid)
 
 
@@ -96,17 +98,19 @@ class Recruit:
     started_s: float
 
 
-def start_actor(actor_class: type, place: Place, arguments: tuple[object, ...]) -> Member:
+def start_actor(
+    actors: Any, actor_class: type, place: Place, arguments: tuple[object, ...]
+) -> Member:
     """Start a worker's process; returns before it is up."""
     # A bare actor that costs no CPU slot: Ray must never wait for room it does not need.
-    remote: Any = _ray.remote(
+    remote: Any = actors.remote(
         num_cpus=0,
         num_gpus=place.num_gpus,
         max_restarts=0,
         max_concurrency=8,
         **_where(place.ray_node_id),
     )(actor_class)
-    return Member(remote.remote(*arguments))
+    return Member(remote.remote(*arguments), actors)
 
 
 def _where(ray_node_id: str | None) -> dict[str, Any]:

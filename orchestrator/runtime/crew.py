@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
+from typing import Any
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
@@ -20,7 +21,8 @@ from orchestrator.runtime.fleet import LINGER_S, Answer, Fleet
 from orchestrator.runtime.truth import StageTruth
 from orchestrator.runtime.watch import Watch
 from workers.actor import WorkerActor
-from workers.emulation import EmulatedStage
+from workers.emulation import Delay, EmulatedStage
+from workers.faults import Injector, ProcessFault
 from workers.output import send_output_to
 from workers.profiler import profile_model
 from workers.splitting import load_task, split
@@ -73,6 +75,7 @@ class Crew:
         working_dir: str,
         *,
         host: str,
+        actors: Any,
     ) -> None:
         """Start one process per device; returns before they are up.
 
@@ -82,6 +85,7 @@ class Crew:
             places: Where the devices are.
             working_dir: Where the user's task is imported from.
             host: Where this process can be reached by all workers.
+            actors: Ray, or what offers as much of it.
         """
         self._timeouts = config.failure.timeouts
         self._shares_clock = config.cluster.source == "emulated"
@@ -92,7 +96,7 @@ class Crew:
             return place.device_id, _log_path(config, place.device_id), place.num_threads
 
         linger_s = min(LINGER_S, config.control.slot_s / 4.0)
-        self.fleet = Fleet(WorkerActor, places, arguments, linger_s=linger_s)
+        self.fleet = Fleet(WorkerActor, places, arguments, linger_s=linger_s, actors=actors)
         self._host = host
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         self._num_worlds = 0
@@ -282,6 +286,7 @@ class Crew:
             timeout_s=self._timeouts.receive_s,
             working_dir=self._working_dir,
             device="cuda" if place.num_gpus else "cpu",
+            faults=_process_faults(self._config, place.device_id),
         )
 
 
@@ -314,9 +319,24 @@ def _emulation(stages: Mapping[str, StageTruth] | None) -> Mapping[str, Emulated
             to_previous=stage.to_previous,
             step_end_s=stage.step_end_s,
             slowdowns=stage.slowdowns,
+            delays=tuple(Delay(*delay) for delay in stage.delays),
         )
         for device_id, stage in stages.items()
     }
+
+
+def head_injector(config: RunConfig) -> Injector:
+    """What breaks the head as the run's faults say."""
+    return Injector("head", _process_faults(config, None), config.run.run_url)
+
+
+def _process_faults(config: RunConfig, device_id: str | None) -> tuple[ProcessFault, ...]:
+    """Faults of a worker's process, or of the head's."""
+    return tuple(
+        ProcessFault(number, fault.kind, fault.at_step, fault.where)
+        for number, fault in enumerate(config.emulation.faults)
+        if fault.kind in ("fail", "hang", "disk_full") and fault.device == device_id
+    )
 
 
 def send_output(config: RunConfig, name: str) -> None:

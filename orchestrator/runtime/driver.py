@@ -1,6 +1,7 @@
 """The job process: starts Ray and the head, passes on what happens, and stops when told to."""
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -35,8 +36,13 @@ class HeadActor:
     """The head's Ray shell: what it needs is loaded in its own process only."""
 
     def __init__(self, config: RunConfig, working_dir: str) -> None:
-        from orchestrator.runtime.head import Head  # noqa: PLC0415 - loads torch and CVXPY
+        # These load torch and CVXPY.
+        from orchestrator.runtime.crew import send_output  # noqa: PLC0415 - as above
+        from orchestrator.runtime.head import Head  # noqa: PLC0415 - as above
 
+        send_output(config, "head")
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        logger.info("the head is process %s", os.getpid())
         self._head = Head(config, working_dir)
 
     def run(self, comparing: Comparing | None, *, at_once: bool) -> Outcome:
@@ -311,9 +317,9 @@ def _follow(head: Any, running: Any, view: View | None, signals: "StopSignals") 
             asked = asked or head.status.remote(cursor)
             ready, _ = ray.wait([running, asked], timeout=NEWS_S)
             if asked in ready:
-                cursor, asked = _tell(ray.get(asked), view), None
+                cursor, asked = tell(ray.get(asked), view), None
             if running in ready:
-                _tell(ray.get(head.status.remote(cursor)), view)
+                tell(ray.get(head.status.remote(cursor)), view)
                 outcome: Outcome = ray.get(running)
                 return outcome
             ray.wait([running], timeout=NEWS_S)
@@ -330,7 +336,8 @@ def _follow(head: Any, running: Any, view: View | None, signals: "StopSignals") 
     return Outcome("stopped", reason, resumable=True)
 
 
-def _tell(news: HeadNews, view: View | None) -> Cursor:
+def tell(news: HeadNews, view: View | None) -> Cursor:
+    """Pass news on to a view; where to ask from next."""
     if view is not None:
         view.phase(news.phase)
         for step in news.steps:

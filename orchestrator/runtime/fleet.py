@@ -14,8 +14,6 @@ from orchestrator.runtime.trouble import SYMPTOMS, Loss
 
 logger = logging.getLogger(__name__)
 
-_ray: Any = ray  # partly typed: its overloads know no max_concurrency
-
 LINGER_S = 1.0
 """A worker gathers reports this long before it sends them: one call a second and worker."""
 
@@ -42,6 +40,7 @@ class Fleet:
         arguments: Callable[[Place], tuple[object, ...]],
         *,
         linger_s: float = LINGER_S,
+        actors: Any = ray,
     ) -> None:
         """Start every actor; returns before they are up.
 
@@ -51,14 +50,15 @@ class Fleet:
             places: One per device, in the order of their ranks.
             arguments: Constructor arguments of the actor at a place.
             linger_s: How long a worker gathers reports before it sends them.
+            actors: Ray, or what offers as much of it.
         """
-        self._linger_s = linger_s
+        self._linger_s, self._actors = linger_s, actors
         self._actor_class, self._arguments = actor_class, arguments
         self._members = {place.device_id: self._start(place) for place in places}
         self._recruits: dict[str, Recruit] = {}
 
     def _start(self, place: Place) -> Member:
-        return start_actor(self._actor_class, place, self._arguments(place))
+        return start_actor(self._actors, self._actor_class, place, self._arguments(place))
 
     @property
     def device_ids(self) -> tuple[str, ...]:
@@ -158,7 +158,9 @@ class Fleet:
         errors: dict[str, tuple[int, OrchestratorError]] = {}
         deadline_s = time.monotonic() + timeout_s
         while pending:
-            ready, _ = ray.wait(list(pending), timeout=max(0.0, deadline_s - time.monotonic()))
+            ready, _ = self._actors.wait(
+                list(pending), timeout=max(0.0, deadline_s - time.monotonic())
+            )
             if not ready:
                 silence = _SILENT, _no_answer(pending.values(), method, timeout_s)
                 errors.update(dict.fromkeys(pending.values(), silence))
@@ -166,7 +168,7 @@ class Fleet:
             for ref in ready:
                 device_id = pending.pop(ref)
                 try:
-                    answers[device_id] = ray.get(ref)
+                    answers[device_id] = self._actors.get(ref)
                     assert isinstance(answers[device_id], answer), f"{method!r} answered nonsense"
                 except (RayTaskError, RayActorError) as error:
                     # The others may know more: the cause is rarely the first to be told.
@@ -201,15 +203,15 @@ class Fleet:
             return (), ()
         heard: list[tuple[str, News]] = []
         losses: list[Loss] = []
-        ready, _ = ray.wait(list(refs), num_returns=1, timeout=timeout_s)
+        ready, _ = self._actors.wait(list(refs), num_returns=1, timeout=timeout_s)
         if ready:  # whoever else is ready comes along: fewer wake-ups
-            ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0)
+            ready, _ = self._actors.wait(list(refs), num_returns=len(refs), timeout=0)
         for ref in ready:
             device_id = refs[ref]
             member = self._members[device_id]
             member.poll = None
             try:
-                heard.append((device_id, ray.get(ref)))
+                heard.append((device_id, self._actors.get(ref)))
             except ActorUnavailableError:
                 continue  # may come back; a silence that lasts is judged by ``kill_silent``
             except RayActorError:
@@ -252,12 +254,12 @@ class Fleet:
         """Return who has become ready, and who did not make it within ``longest_s``; no waiting."""
         ready, losses = [], []
         for device_id, recruit in tuple(self._recruits.items()):
-            done, _ = ray.wait(list(recruit.answers), num_returns=2, timeout=0)
+            done, _ = self._actors.wait(list(recruit.answers), num_returns=2, timeout=0)
             reason = ""
             if len(done) == 2:
                 try:
-                    recruit.member.greeting = ray.get(recruit.answers[0])
-                    ray.get(recruit.answers[1])
+                    recruit.member.greeting = self._actors.get(recruit.answers[0])
+                    self._actors.get(recruit.answers[1])
                 except (RayTaskError, RayActorError) as error:
                     reason = f"its new worker failed: {str(error).splitlines()[-1]}"
             elif time.monotonic() - recruit.started_s > longest_s:
@@ -266,7 +268,7 @@ class Fleet:
                 continue
             del self._recruits[device_id]
             if reason:
-                ray.kill(recruit.member.actor)
+                self._actors.kill(recruit.member.actor)
                 losses.append(Loss(device_id, reason))
             else:
                 self._members.pop(device_id, None)  # the lost one; the new one ranks last
@@ -279,12 +281,12 @@ class Fleet:
         living = [m for m in self._members.values() if m.lost is None]
         refs = [m.actor.close.remote() for m in living]
         if refs:
-            _ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+            self._actors.wait(refs, num_returns=len(refs), timeout=timeout_s)
         for member in living:
-            ray.kill(member.actor)
+            self._actors.kill(member.actor)
             member.lost = CLOSED
         for recruit in self._recruits.values():
-            ray.kill(recruit.member.actor)
+            self._actors.kill(recruit.member.actor)
         self._recruits.clear()
 
     def _explain(

@@ -2,10 +2,12 @@
 
 import gc
 import logging
-import os
 import time
 from dataclasses import replace
 from importlib.metadata import version
+from typing import Any
+
+import ray
 
 from orchestrator import lines, storage
 from orchestrator.config import RunConfig
@@ -30,7 +32,7 @@ from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.reports.records import slot_json
 from orchestrator.runtime.backend import RayBackend
 from orchestrator.runtime.compare import Comparison, entries, measure
-from orchestrator.runtime.crew import send_output
+from orchestrator.runtime.crew import head_injector
 from orchestrator.runtime.news import Comparing, Cursor, HeadNews
 from orchestrator.runtime.progress import Meter, RunClock
 from orchestrator.runtime.rig import Rig
@@ -54,12 +56,18 @@ class _StoppedEarlyError(Exception):
 class Head:
     """Behind the actor: ``run`` blocks one thread, ``status`` and ``stop`` come on others."""
 
-    def __init__(self, config: RunConfig, working_dir: str) -> None:
-        send_output(config, "head")
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        logger.info("the head is process %s", os.getpid())
+    def __init__(self, config: RunConfig, working_dir: str, *, actors: Any = ray) -> None:
+        """Begin with what the folder of the run holds.
+
+        Args:
+            config: The whole file.
+            working_dir: Where the user's task is imported from.
+            actors: Ray, or what offers as much of it.
+        """
         self._config = config
         self._working_dir = working_dir
+        self._actors = actors
+        self._faults = head_injector(config)
         self._store = RunStore(config.run.run_url)
         self._checkpoints = CheckpointStore(
             config.run.run_url, keep_checkpoints=config.training.keep_checkpoints
@@ -157,7 +165,13 @@ class Head:
         state, manifest = self._store.load_state(), self._checkpoints.latest()
         self._store.rewind_steps(manifest.step if manifest else 0)
         next_step = state.next_step if state else 0
-        rig = set_up(self._config, self._working_dir, self._say, next_step=next_step)
+        rig = set_up(
+            self._config,
+            self._working_dir,
+            self._say,
+            next_step=next_step,
+            actors=self._actors,
+        )
         self._backend = backend = RayBackend(
             self._config,
             rig,
@@ -301,6 +315,8 @@ class Head:
         builds on must be on record before it, and not only at the end of the slot.
         """
         steps = tuple(self._steps[self._num_written :])
+        if steps:
+            self._faults.reach(steps[-1].step, "save")
         self._store.write_journal(SlotJournal(steps=steps))
         self._num_written += len(steps)
 

@@ -42,8 +42,10 @@ class _Found:
     numbering: Numbering
 
 
-def find_devices(config: RunConfig, next_step: int = 0) -> _Found:
+def find_devices(config: RunConfig, next_step: int = 0, actors: Any = ray) -> _Found:
     """Look for devices; of an emulated cluster's, those that events leave at ``next_step``.
+
+    ``actors``: Ray, or what offers as much of it.
 
     Raises:
         ConfigError: If the file describes a cluster that nothing can run on, or a found
@@ -52,14 +54,14 @@ def find_devices(config: RunConfig, next_step: int = 0) -> _Found:
     """
     numbering = Numbering()
     if config.cluster.source == "emulated":
-        options = _with_joining(config.cluster, config.emulation.events)
+        options = _with_joining(config.cluster, config.emulation.happenings)
         devices = build_cluster(options).devices
-        there = present_by(config.emulation.events, devices, next_step)
+        there = present_by(config.emulation.happenings, devices, next_step)
         if not there:
             raise InfeasibleError("every device is lost; offer further ones, or start another run")
-        return _Found(options, tuple(Place(d, _here()) for d in there), numbering)
+        return _Found(options, tuple(Place(d, _here(actors)) for d in there), numbering)
     if config.cluster.source == "ray":
-        options, found = price_nodes(found_nodes(_ray.nodes()), config.cluster, numbering)
+        options, found = price_nodes(found_nodes(actors.nodes()), config.cluster, numbering)
         places = tuple(place_of(device) for device in found)
         return _Found(options, places, numbering)
     raise ConfigError(
@@ -68,9 +70,9 @@ def find_devices(config: RunConfig, next_step: int = 0) -> _Found:
     )
 
 
-def _here() -> str:
+def _here(actors: Any) -> str:
     """The Ray node of this process: emulated devices share one machine, and one clock."""
-    return str(ray.get_runtime_context().get_node_id())
+    return str(actors.get_runtime_context().get_node_id())
 
 
 def _with_joining(options: ClusterOptions, events: Sequence[EmulatedEvent]) -> ClusterOptions:
@@ -83,7 +85,12 @@ def _with_joining(options: ClusterOptions, events: Sequence[EmulatedEvent]) -> C
 
 
 def set_up(
-    config: RunConfig, working_dir: str, say: Callable[[str], None], *, next_step: int = 0
+    config: RunConfig,
+    working_dir: str,
+    say: Callable[[str], None],
+    *,
+    next_step: int = 0,
+    actors: Any = ray,
 ) -> Rig:
     """Start, load, measure and connect the workers.
 
@@ -92,13 +99,14 @@ def set_up(
         working_dir: Where the user's task is imported from.
         say: Takes one line on what is being done.
         next_step: How far the run has come.
+        actors: Ray, or what offers as much of it.
 
     Raises:
         InfeasibleError: If no device is left.
         OrchestratorError: Whatever keeps the run from starting; started workers stay for the
             caller's ``Fleet.close``, or die with this process.
     """
-    found = find_devices(config, next_step)
+    found = find_devices(config, next_step, actors)
     emulated = config.cluster.source == "emulated"
     say(f"starting {len(found.places)} workers, which load the task")
     crew = Crew(
@@ -106,6 +114,7 @@ def set_up(
         found.places,
         working_dir,
         host="127.0.0.1" if emulated else _ray.util.get_node_ip_address(),
+        actors=actors,
     )
     dataset_samples = crew.get_ready()
     say("measuring the model")
@@ -125,12 +134,13 @@ def set_up(
         cluster=everything,
         model=model,
         training=config.training,
-        events=config.emulation.events,
+        events=config.emulation.happenings,
+        faults=config.emulation.faults,
         billing_speedup=config.emulation.billing_speedup,
     )
     board = NoticeBoard(config.failure.notices)
     presence: Presence = (
-        EmulatedPresence(truth, _here(), board)
+        EmulatedPresence(truth, _here(actors), board)
         if emulated
         else RayPresence(found.options, cluster, found.numbering, board)
     )

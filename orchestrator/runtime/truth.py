@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from orchestrator.control.backend import EmulatedEvent
+from orchestrator.control.faults import Fault, Phase
 from orchestrator.core.cluster import ClusterState, Device, Offer
 from orchestrator.core.model import ModelProfile, TrainingOptions
 from orchestrator.core.plan import Group, Plan
@@ -22,6 +24,7 @@ class StageTruth:
     to_previous: tuple[float, float] | None
     step_end_s: float  # gradient sums and update after the last group
     slowdowns: tuple[tuple[int, float], ...]  # from which step, how much slower than normal
+    delays: tuple[tuple[int, float, Phase, float], ...] = ()  # first step, end step, phase, s
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,9 @@ class EmulatedTruth:
     model: ModelProfile
     training: TrainingOptions
     events: tuple[EmulatedEvent, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    """Of which only delays count here."""
+
     billing_speedup: float = 1.0
 
     def slowdowns(self, device_id: str) -> tuple[tuple[int, float], ...]:
@@ -49,6 +55,19 @@ class EmulatedTruth:
     def slowdown_at(self, device_id: str, step: int) -> float:
         """How much slower than normal a device is in a step."""
         return next((s for at, s in reversed(self.slowdowns(device_id)) if at <= step), 1.0)
+
+    def delays(self, device_id: str) -> tuple[tuple[int, float, Phase, float], ...]:
+        """(first step, end step, phase, seconds) by which a device takes longer."""
+        return tuple(
+            (
+                fault.at_step,
+                inf if fault.num_steps is None else fault.at_step + fault.num_steps,
+                fault.where,
+                fault.delay_s or 0.0,
+            )
+            for fault in self.faults
+            if fault.kind == "slow" and fault.device == device_id
+        )
 
     def present_at(self, step: int) -> tuple[str, ...]:
         """Devices that are there once ``step`` is the next one to run."""
@@ -110,7 +129,11 @@ class EmulatedTruth:
                     slowdowns=(),
                 )
                 for device_id in stage.team.device_ids:
-                    found[device_id] = replace(truth, slowdowns=self.slowdowns(device_id))
+                    found[device_id] = replace(
+                        truth,
+                        slowdowns=self.slowdowns(device_id),
+                        delays=self.delays(device_id),
+                    )
         return found
 
     def _link(self, group: Group, index: int, other: int) -> tuple[float, float] | None:

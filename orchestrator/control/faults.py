@@ -1,0 +1,291 @@
+"""Faults to inject into an emulated run: what breaks, where, at which step of it. Pure."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+FaultKind = Literal[
+    "fail", "hang", "slow", "price", "disk_full",
+    "cut_link", "notice", "join", "kill_head", "kill_driver",
+]  # fmt: skip
+
+Phase = Literal[
+    "loader", "forward", "backward", "reduce", "vote", "agreed", "apply", "save",
+]  # fmt: skip
+"""Where in a step: reading samples; before the first forward or backward of a stage; while
+gradients are summed; while votes are counted; between the vote and the update; after the update
+and before its report; while a checkpoint is written."""
+
+_OF_PROCESS: tuple[Phase, ...] = (
+    "forward", "backward", "reduce", "vote", "agreed", "apply", "save",
+)  # fmt: skip
+PHASES: Mapping[FaultKind, tuple[Phase, ...]] = {
+    "fail": _OF_PROCESS,
+    "hang": _OF_PROCESS,
+    "slow": ("loader", "forward", "backward"),
+}
+"""Where each kind may hit that has a phase."""
+
+DRAWN: tuple[FaultKind, ...] = ("fail", "hang", "slow", "price", "disk_full")
+"""Kinds that this version survives, so that they are drawn."""
+
+_FIELDS: Mapping[FaultKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "fail": (("device",), ("phase",)),
+    "hang": (("device",), ("phase",)),
+    "slow": (("device", "delay_s"), ("phase", "num_steps")),
+    "price": (("pool", "price_per_hour"), ()),
+    "disk_full": ((), ("device",)),
+    "cut_link": (("device", "peer"), ()),
+    "notice": (("device",), ("warning_s",)),
+    "join": (("pool",), ()),
+    "kill_head": ((), ()),
+    "kill_driver": ((), ()),
+}
+"""What a fault of each kind needs, and what else it may say."""
+
+_SPARED_STEPS = 2
+"""Of a drawn plan, at either end: a run should have run before it breaks, and notice it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One entry of YAML ``emulation.faults``, or of ``lyray run --chaos FILE``."""
+
+    kind: FaultKind
+    """``fail``: a worker's process is killed. ``hang``: it stops. ``slow``: it takes longer.
+    ``price``: a pool has another price. ``disk_full``: a write fails. Others are not supported in
+    this version."""
+
+    at_step: int
+    """The first step it may hit; what breaks a process hits once, at the first chance."""
+
+    device: str | None = None
+    """Whom it hits; ``disk_full`` without a device hits the head."""
+
+    phase: Phase | None = None
+    """Where in the step; ``forward`` when absent."""
+
+    delay_s: float | None = None
+    """With ``slow``: so much longer takes the loader a step, or each forward or backward."""
+
+    num_steps: int | None = None
+    """With ``slow``: for so many steps; to the end of the run when absent."""
+
+    pool: str | None = None
+    price_per_hour: float | None = None
+    peer: str | None = None
+    """With ``cut_link``: the other end."""
+
+    warning_s: float | None = None
+    """With ``notice``: how long before its device is taken away."""
+
+    def __post_init__(self) -> None:
+        if self.at_step < 0:
+            raise ValueError(f"at_step is {self.at_step}; it must not be negative")
+        needed, allowed = _FIELDS[self.kind]
+        for name in ("device", "phase", "delay_s", "num_steps", "pool", "price_per_hour", "peer",
+                     "warning_s"):  # fmt: skip
+            given = getattr(self, name) is not None
+            if given and name not in needed + allowed:
+                takes = ", ".join(("at_step", *needed, *allowed))
+                raise ValueError(f"{name} means nothing to {self.kind}, which takes {takes}")
+            if not given and name in needed:
+                raise ValueError(f"{name} is missing; {self.kind} needs {' and '.join(needed)}")
+        phases = PHASES.get(self.kind, ())
+        if self.phase is not None and self.phase not in phases:
+            raise ValueError(f"phase is {self.phase}; {self.kind} hits in {', '.join(phases)}")
+        for name in ("delay_s", "num_steps", "price_per_hour", "warning_s"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} is {value}; it must be positive")
+        if self.peer is not None and self.peer == self.device:
+            raise ValueError(f"peer is {self.peer}, the device itself; name the other end")
+
+    @property
+    def where(self) -> Phase:
+        """The phase in which it hits a process."""
+        return "save" if self.kind == "disk_full" else self.phase or "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """Faults of one run. Made by hand, method by method, or drawn: same seed, same plan."""
+
+    faults: tuple[Fault, ...] = ()
+
+    def fail_at(self, step: int, device: str, phase: Phase = "forward") -> "FaultPlan":
+        """A worker's process is killed."""
+        return self._and(Fault(kind="fail", at_step=step, device=device, phase=phase))
+
+    def hang_at(self, step: int, device: str, phase: Phase = "forward") -> "FaultPlan":
+        """A worker's process stops, and says nothing more."""
+        return self._and(Fault(kind="hang", at_step=step, device=device, phase=phase))
+
+    def slow_at(
+        self,
+        step: int,
+        device: str,
+        phase: Phase,
+        delay_s: float,
+        *,
+        num_steps: int | None = None,
+    ) -> "FaultPlan":
+        """A device takes longer, for some steps or to the end."""
+        return self._and(
+            Fault(
+                kind="slow",
+                at_step=step,
+                device=device,
+                phase=phase,
+                delay_s=delay_s,
+                num_steps=num_steps,
+            )
+        )
+
+    def price_at(self, step: int, pool: str, price_per_hour: float) -> "FaultPlan":
+        """A pool has another price, in $/h."""
+        return self._and(
+            Fault(kind="price", at_step=step, pool=pool, price_per_hour=price_per_hour)
+        )
+
+    def disk_full_at(self, step: int, device: str | None = None) -> "FaultPlan":
+        """The next write of the head fails, or of this device's part of a checkpoint."""
+        return self._and(Fault(kind="disk_full", at_step=step, device=device))
+
+    def cut_link_at(self, step: int, device: str, peer: str) -> "FaultPlan":
+        """Two workers lose their connection."""
+        return self._and(Fault(kind="cut_link", at_step=step, device=device, peer=peer))
+
+    def notice_at(self, step: int, device: str, warning_s: float) -> "FaultPlan":
+        """A device is taken away after a warning."""
+        return self._and(Fault(kind="notice", at_step=step, device=device, warning_s=warning_s))
+
+    def join_at(self, step: int, pool: str) -> "FaultPlan":
+        """A device joins a pool."""
+        return self._and(Fault(kind="join", at_step=step, pool=pool))
+
+    def kill_head_at(self, step: int) -> "FaultPlan":
+        """The head's process is killed."""
+        return self._and(Fault(kind="kill_head", at_step=step))
+
+    def kill_driver_at(self, step: int) -> "FaultPlan":
+        """The job's process is killed."""
+        return self._and(Fault(kind="kill_driver", at_step=step))
+
+    def _and(self, fault: Fault) -> "FaultPlan":
+        return FaultPlan((*self.faults, fault))
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the run ends, resumable, and its command has to be given again."""
+        return sum(fault.kind == "disk_full" and fault.device is None for fault in self.faults)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Which faults to draw: section ``draw`` of a chaos file."""
+
+    seed: int
+    faults: int
+    """How many."""
+
+    spare: tuple[str, ...] = ()
+    """Devices that are never killed and never hang; one that is drawn when absent. They should hold
+    the model alone."""
+
+    kinds: tuple[FaultKind, ...] = DRAWN
+
+    def __post_init__(self) -> None:
+        if not self.faults >= 1:
+            raise ValueError(f"faults is {self.faults}; write 1 or more")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; write 0 or more")
+        unknown = [kind for kind in self.kinds if kind not in DRAWN]
+        if unknown or not self.kinds:
+            raise ValueError(
+                f"kinds is {', '.join(unknown) or 'empty'}; write some of {', '.join(DRAWN)}"
+            )
+
+
+def draw(
+    asked: Draw, pool_of: Mapping[str, str], prices_per_hour: Mapping[str, float], num_steps: int
+) -> FaultPlan:
+    """Return faults drawn at random: the same for the same arguments, at steps all different.
+
+    At least one device is never killed and never hangs.
+
+    Args:
+        asked: Seed and number.
+        pool_of: Device to its pool.
+        prices_per_hour: Pool to its price at the start.
+        num_steps: Of the run.
+
+    Raises:
+        ValueError: If the run has too few steps, or too few devices, for so many faults.
+    """
+    steps = range(_SPARED_STEPS, num_steps - _SPARED_STEPS)
+    if len(steps) < asked.faults:
+        raise ValueError(
+            f"faults is {asked.faults}, but a run of {num_steps} steps has room for {len(steps)}"
+        )
+    if unknown := [device for device in asked.spare if device not in pool_of]:
+        raise ValueError(f"spare names {unknown[0]!r}; known: {', '.join(pool_of)}")
+    rng = np.random.default_rng(asked.seed)
+    spared = asked.spare or (_pick(rng, tuple(pool_of)),)
+    exposed = tuple(device for device in pool_of if device not in spared)
+    if not exposed:
+        raise ValueError("every device is spared; leave one to break")
+    dice = _Dice(rng, tuple(pool_of), exposed, prices_per_hour)
+    chosen = sorted(rng.choice(len(steps), asked.faults, replace=False).tolist())
+    return FaultPlan(tuple(_DRAWS[_pick(rng, asked.kinds)](dice, steps[i]) for i in chosen))
+
+
+def _pick(rng: np.random.Generator, choices: Sequence[T]) -> T:
+    return choices[int(rng.integers(len(choices)))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Dice:
+    """What is drawn from."""
+
+    rng: np.random.Generator
+    devices: Sequence[str]
+    exposed: Sequence[str]
+    prices_per_hour: Mapping[str, float]
+
+    def process(self, kind: FaultKind, step: int) -> Fault:
+        device, phase = _pick(self.rng, self.exposed), _pick(self.rng, PHASES[kind])
+        return Fault(kind=kind, at_step=step, device=device, phase=phase)
+
+    def slow(self, step: int) -> Fault:
+        return Fault(
+            kind="slow",
+            at_step=step,
+            device=_pick(self.rng, self.devices),
+            phase=_pick(self.rng, PHASES["slow"]),
+            delay_s=round(float(self.rng.uniform(0.005, 0.05)), 4),
+            num_steps=int(self.rng.integers(1, 20)),
+        )
+
+    def price(self, step: int) -> Fault:
+        pool = _pick(self.rng, tuple(self.prices_per_hour))
+        price = self.prices_per_hour[pool] * 2.0 ** float(self.rng.uniform(-1.0, 1.0))
+        return Fault(kind="price", at_step=step, pool=pool, price_per_hour=round(price, 4))
+
+    def disk_full(self, step: int) -> Fault:
+        device = _pick(self.rng, (None, *self.exposed))
+        return Fault(kind="disk_full", at_step=step, device=device)
+
+
+_DRAWS: Mapping[FaultKind, Callable[[_Dice, int], Fault]] = {
+    "fail": lambda dice, step: dice.process("fail", step),
+    "hang": lambda dice, step: dice.process("hang", step),
+    "slow": _Dice.slow,
+    "price": _Dice.price,
+    "disk_full": _Dice.disk_full,
+}

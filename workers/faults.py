@@ -1,0 +1,73 @@
+"""Breaks this process where a fault plan says so; emulated runs only."""
+
+import errno
+import json
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from orchestrator import storage
+
+logger = logging.getLogger(__name__)
+
+FAULTS_FILE = "faults.jsonl"
+"""In the folder of the run: each fault that has hit a process, one a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFault:
+    """One fault of one process, in the phase of a step (control/faults.py names them)."""
+
+    number: int  # within the run's plan
+    kind: Literal["fail", "hang", "disk_full"]
+    at_step: int
+    phase: str
+
+
+class Injector:
+    """Lets each fault hit once in the whole run, at the first chance from its step on.
+
+    Which have hit is in a file, written before the fault is let loose: a process that is started
+    anew, or a resumed run, goes through the same steps again.
+    """
+
+    def __init__(self, owner: str, faults: Sequence[ProcessFault], run_url: str) -> None:
+        """Take note of what to break.
+
+        Args:
+            owner: The device, or the head.
+            faults: Its own.
+            run_url: Folder of the run.
+        """
+        self._owner, self._url = owner, storage.join(run_url, FAULTS_FILE)
+        self._run_url = run_url
+        lines = storage.read_lines(self._url) if faults else ()
+        hit = {json.loads(line)["number"] for line in lines}
+        self._open = tuple(fault for fault in faults if fault.number not in hit)
+
+    def reach(self, step: int, phase: str) -> None:
+        """Break now if a fault is due here; costs nothing where there is none.
+
+        Raises:
+            OSError: As a full disk does.
+        """
+        for fault in self._open:
+            if fault.phase == phase and fault.at_step <= step:  # each phase has its own thread
+                self._open = tuple(other for other in self._open if other is not fault)
+                self._break(fault, step)
+                return
+
+    def _break(self, fault: ProcessFault, step: int) -> None:
+        row = {**asdict(fault), "step": step, "owner": self._owner}
+        storage.append_line(self._url, json.dumps(row))
+        logger.warning("fault %s: %s in %s of step %s", fault.number, fault.kind, fault.phase, step)
+        match fault.kind:
+            case "fail":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "disk_full":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._run_url)

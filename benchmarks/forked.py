@@ -1,40 +1,29 @@
-"""Whole runs without Ray: the head in this process, each worker actor in a forked one.
+"""Actors without Ray: each in a forked process, under Ray's names for what is done with them.
 
-``ForkedActors`` is as much of Ray as a head asks for. A run starts in tenths of a second, its
-workers are real processes that can be killed and stopped, and the rest is the code that also
-runs on Ray.
+Actors start within tenths of a second; they are real processes that can be killed and stopped.
 """
 
-import gc
 import logging
 import os
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from benchmarks.fleet import context, preload
-from orchestrator.config import RunConfig
-from orchestrator.core.slot import Outcome
-from orchestrator.reports.live import View
-from orchestrator.runtime.driver import NO_CURSOR, tell
-from orchestrator.runtime.folder import open_folder
-from orchestrator.runtime.head import Head
 from workers.actor import WorkerGreeting
 
-preload("workers.actor")
+preload("workers.actor", __name__)
 
 NODE = 56 * "0"  # an id as Ray has them
-NEWS_S = 0.02  # between two questions to the head
 
 Ref = Future[Any]
 
@@ -147,7 +136,7 @@ class _Context:
 
 
 class ForkedActors:
-    """Actors as forked processes, under the names that Ray has for what is done with them."""
+    """As much of Ray as a run's head asks for."""
 
     def __init__(self) -> None:
         self._started: list[_Actor] = []
@@ -192,32 +181,3 @@ class ForkedActors:
     def pids(self) -> tuple[int, ...]:
         """Every process that was ever started."""
         return tuple(actor._process.pid or 0 for actor in self._started)
-
-
-def run_forked(
-    config: RunConfig,
-    *,
-    resume: str = "auto",
-    view: View | None = None,
-    actors: ForkedActors | None = None,
-) -> Outcome:
-    """``run_job`` without Ray: the head runs on a thread of this process.
-
-    Raises:
-        OrchestratorError: What ended the run; any other error of the head as it is.
-    """
-    done = open_folder(config, resume)
-    if done is not None:
-        return done
-    head = Head(config, str(Path.cwd()), actors=actors or ForkedActors())
-    cursor = NO_CURSOR
-    try:
-        with ThreadPoolExecutor(1, "head") as pool:
-            running = pool.submit(head.run)
-            while not running.done():
-                cursor = tell(head.status(cursor), view)
-                wait_for([running], timeout=NEWS_S)
-            tell(head.status(cursor), view)
-            return running.result()
-    finally:
-        gc.unfreeze()  # the head froze what it found: here it found a whole test suite

@@ -135,14 +135,20 @@ def run(
         str | None,
         typer.Option(metavar="NAMES", help="Measure these strategies' plans first, briefly."),
     ] = None,
+    chaos: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Break an emulated run: docs/operations.md."),
+    ] = None,
 ) -> None:
     """Train. The last line on stdout is one JSON object: status, reason, run_dir.
 
     Example: lyray run run.yaml --set training.steps=500
     """
+    from orchestrator.runtime.chaos import with_chaos
+
     loaded = _load(config, overrides)
     with _ending(loaded.run.run_url):
-        _run(loaded, resume, _strategies(compare))
+        _run(loaded if chaos is None else with_chaos(loaded, chaos), resume, _strategies(compare))
 
 
 @app.command()

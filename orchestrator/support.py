@@ -10,7 +10,8 @@ from math import fsum, inf
 from pathlib import Path
 from typing import TypeGuard
 
-from orchestrator.control.backend import ClusterOptions, EmulatedEvent, EmulationOptions
+from orchestrator.control.backend import ClusterOptions, EmulationOptions
+from orchestrator.control.faults import SURVIVED, Fault
 from orchestrator.core.model import OptimizerOptions, TrainingOptions
 from orchestrator.core.schedule import SCHEDULES
 from orchestrator.errors import ConfigError
@@ -88,11 +89,14 @@ def check_supported(
             f"{cluster.source}; remove the section"
         )
     pools = {offer.pool: offer.count for offer in cluster.offers}
-    for event in emulation.events:
+    for event in emulation.happenings:
         if event.pool in pools:
             pools[event.pool] += event.joined
     for index, event in enumerate(emulation.events):
-        problems += _event_problems(f"emulation.events[{index}]", event, pools)
+        named = {"device": event.device, "pool": event.pool}
+        problems += _target_problems(f"emulation.events[{index}]", named, pools)
+    for index, fault in enumerate(emulation.faults):
+        problems += _fault_problems(f"emulation.faults[{index}]", fault, pools)
     return problems
 
 
@@ -310,13 +314,22 @@ def _strategy_problems(strategy: str) -> Iterator[str]:
         yield f"control.strategy is {strategy!r}; {mend}"
 
 
-def _event_problems(path: str, event: EmulatedEvent, pools: Mapping[str, int]) -> Iterator[str]:
-    """``pools``: how many devices each one ever has."""
+def _fault_problems(path: str, fault: Fault, pools: Mapping[str, int]) -> Iterator[str]:
+    if fault.kind not in SURVIVED:
+        yield f"{path}.kind is {fault.kind}: {NOT_YET}; write {_choice(SURVIVED)}"
+    named = {"device": fault.device, "pool": fault.pool, "peer": fault.peer}
+    yield from _target_problems(path, named, pools)
+
+
+def _target_problems(
+    path: str, named: Mapping[str, str | None], pools: Mapping[str, int]
+) -> Iterator[str]:
+    """Devices and pools that are never there; ``pools``: how many devices each one ever has."""
     devices = [f"{pool}-{i}" for pool, count in pools.items() for i in range(count)]
-    if event.device is not None and event.device not in devices:
-        yield f"{path}.device is {event.device!r}; known: {', '.join(devices)}"
-    if event.pool is not None and event.pool not in pools:
-        yield f"{path}.pool is {event.pool!r}; known: {', '.join(pools)}"
+    for key, name in named.items():
+        known = list(pools) if key == "pool" else devices
+        if name is not None and name not in known:
+            yield f"{path}.{key} is {name!r}; known: {', '.join(known)}"
 
 
 def _choice(names: Mapping[str, object] | tuple[str, ...]) -> str:

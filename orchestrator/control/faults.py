@@ -31,8 +31,11 @@ PHASES: Mapping[FaultKind, tuple[Phase, ...]] = {
 }
 """Where each kind may hit that has a phase."""
 
-DRAWN: tuple[FaultKind, ...] = ("fail", "hang", "slow", "price", "disk_full")
-"""Kinds that this version survives, so that they are drawn."""
+SURVIVED: tuple[FaultKind, ...] = ("fail", "hang", "slow", "price", "disk_full")
+"""Kinds that this version survives; only these are drawn."""
+
+_WEIGHTS: Mapping[FaultKind, int] = {"fail": 4, "hang": 2, "slow": 2, "price": 2, "disk_full": 1}
+"""How often each is drawn."""
 
 _FIELDS: Mapping[FaultKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "fail": (("device",), ("phase",)),
@@ -190,30 +193,30 @@ class FaultPlan:
 class Draw:
     """Which faults to draw: section ``draw`` of a chaos file."""
 
-    seed: int
-    faults: int
+    seed: int = 0
+    faults: int = 4
     """How many."""
 
     spare: tuple[str, ...] = ()
     """Devices that are never killed and never hang; one that is drawn when absent. They should hold
     the model alone."""
 
-    kinds: tuple[FaultKind, ...] = DRAWN
+    kinds: tuple[FaultKind, ...] = SURVIVED
 
     def __post_init__(self) -> None:
         if not self.faults >= 1:
             raise ValueError(f"faults is {self.faults}; write 1 or more")
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}; write 0 or more")
-        unknown = [kind for kind in self.kinds if kind not in DRAWN]
+        unknown = [kind for kind in self.kinds if kind not in SURVIVED]
         if unknown or not self.kinds:
             raise ValueError(
-                f"kinds is {', '.join(unknown) or 'empty'}; write some of {', '.join(DRAWN)}"
+                f"kinds is {', '.join(unknown) or 'empty'}; write some of {', '.join(SURVIVED)}"
             )
 
 
 def draw(
-    asked: Draw, pool_of: Mapping[str, str], prices_per_hour: Mapping[str, float], num_steps: int
+    asked: Draw, devices: Sequence[str], prices_per_hour: Mapping[str, float], num_steps: int
 ) -> FaultPlan:
     """Return faults drawn at random: the same for the same arguments, at steps all different.
 
@@ -221,7 +224,7 @@ def draw(
 
     Args:
         asked: Seed and number.
-        pool_of: Device to its pool.
+        devices: Of the run.
         prices_per_hour: Pool to its price at the start.
         num_steps: Of the run.
 
@@ -233,16 +236,17 @@ def draw(
         raise ValueError(
             f"faults is {asked.faults}, but a run of {num_steps} steps has room for {len(steps)}"
         )
-    if unknown := [device for device in asked.spare if device not in pool_of]:
-        raise ValueError(f"spare names {unknown[0]!r}; known: {', '.join(pool_of)}")
+    if unknown := [device for device in asked.spare if device not in devices]:
+        raise ValueError(f"spare names {unknown[0]!r}; known: {', '.join(devices)}")
     rng = np.random.default_rng(asked.seed)
-    spared = asked.spare or (_pick(rng, tuple(pool_of)),)
-    exposed = tuple(device for device in pool_of if device not in spared)
+    spared = asked.spare or (_pick(rng, devices),)
+    exposed = tuple(device for device in devices if device not in spared)
     if not exposed:
         raise ValueError("every device is spared; leave one to break")
-    dice = _Dice(rng, tuple(pool_of), exposed, prices_per_hour)
+    dice = _Dice(rng, devices, exposed, prices_per_hour)
     chosen = sorted(rng.choice(len(steps), asked.faults, replace=False).tolist())
-    return FaultPlan(tuple(_DRAWS[_pick(rng, asked.kinds)](dice, steps[i]) for i in chosen))
+    kinds = [kind for kind in asked.kinds for _ in range(_WEIGHTS[kind])]
+    return FaultPlan(tuple(_DRAWS[_pick(rng, kinds)](dice, steps[i]) for i in chosen))
 
 
 def _pick(rng: np.random.Generator, choices: Sequence[T]) -> T:

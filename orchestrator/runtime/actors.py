@@ -4,14 +4,16 @@ import logging
 import os
 import signal
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.core.durable import CheckpointPart
 from orchestrator.core.slot import StepReport, WorkerFailed
+
+if TYPE_CHECKING:
+    import ray
 
 logger = logging.getLogger(__name__)
 

@@ -133,8 +133,9 @@ class Case:
 
     @property
     def recoveries(self) -> int:
-        """Losses that the run recovered from by itself."""
-        return sum(event.kind == "resumed" for event in self.events) - self.num_restarts
+        """How often the run recovered by itself, with whoever was left or with new workers."""
+        found = sum(event.kind in ("recovered", "resumed") for event in self.events)
+        return found - self.num_restarts
 
     def row(self, seed: int) -> dict[str, object]:
         """A line of the table."""
@@ -142,7 +143,7 @@ class Case:
             "seed": seed,
             "faults": len(self.plan.faults),
             "hit": len(hits(self.config)),
-            "resumed": self.recoveries,
+            "recoveries": self.recoveries,
             "restarts": self.num_restarts,
             "wall_s": self.wall_s,
             "breaches": "; ".join(self.breaches),

@@ -40,7 +40,7 @@ def breaches(config: RunConfig, reference: RunConfig) -> tuple[str, ...]:
         *_of_samples(store, (config.training.steps or 0) * config.training.global_batch),
         *_of_state(store, undisturbed),
         *_of_money(store),
-        *_of_holding(store, config.control.slot_s * config.emulation.billing_speedup),
+        *_of_holding(store),
         *_of_files(config),
     )
 
@@ -113,7 +113,7 @@ def _of_money(store: RunStore) -> Iterator[str]:
             yield f"money: the ledger comes to {total}, {name} says {spent}"
 
 
-def _of_holding(store: RunStore, slot_s: float) -> Iterator[str]:
+def _of_holding(store: RunStore) -> Iterator[str]:
     """Who is in the plan is billed all the time, from a loss to the return apart; nobody else is.
 
     In the slot after a change of plan the old one may run on for a step.
@@ -131,7 +131,7 @@ def _of_holding(store: RunStore, slot_s: float) -> Iterator[str]:
                 yield f"money: {device} is billed twice from {begin} to {end}"
         losses = [e["time_s"] for e in events if e["kind"] == "lost" and e["device"] == device]
         for begin, end in _less(must[device], billed[device]):
-            if not any(at - slot_s <= begin <= at + INSTANT_S for at in losses):
+            if not any(begin - INSTANT_S <= at <= end + INSTANT_S for at in losses):
                 yield f"money: {device} is in the plan, but not billed from {begin} to {end}"
         for begin, end in _less(billed[device], may[device]):
             yield f"money: {device} is in no plan, but billed from {begin} to {end}"

@@ -1,5 +1,6 @@
 """The virtual clock: exact whatever the real work took; late work is counted."""
 
+import math
 import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from torch.distributed import HashStore, PrefixStore
 from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Group, Stage
 from orchestrator.core.schedule import Program, build_program
-from workers.emulation import EmulatedStage, VirtualClock
+from workers.emulation import Delay, EmulatedStage, VirtualClock
 from workers.tcp import tcp_transport
 
 pytestmark = pytest.mark.runtime
@@ -125,6 +126,28 @@ def test_an_operation_waits_for_its_input_and_the_wait_is_not_compute() -> None:
     assert clock.times.end_s == pytest.approx(100.51)
     assert clock.times.receive_s == pytest.approx(0.5)
     assert clock.times.compute_s == pytest.approx(0.010)
+
+
+def test_delays_last_for_their_steps_and_are_told_apart_from_waiting() -> None:
+    delays = (
+        Delay(2, 4, "loader", 0.5),
+        Delay(2, math.inf, "forward", 0.1),
+        Delay(3, 4, "backward", 0.2),
+    )
+    clock = FakeTime().clock(one_operation(delays=delays, slowdowns=((2, 2.0),)))
+    found = []
+    for step in range(1, 5):
+        clock.begin_step(step, 0.0)
+        for op in "FB":
+            clock.start(op, 4, 0.0)
+            clock.finish()
+        found.append((clock.times.data_s, clock.times.compute_s, clock.times.end_s))
+    assert found == [
+        pytest.approx((0.0, 0.03, 0.03)),
+        pytest.approx((0.5, 0.16, 0.66)),
+        pytest.approx((0.5, 0.36, 0.86)),
+        pytest.approx((0.0, 0.16, 0.16)),
+    ]
 
 
 def test_late_work_is_counted_and_leaves_virtual_time_alone() -> None:

@@ -1,17 +1,21 @@
 """What an emulated cluster really does follows from the profile and the events."""
 
+import math
+
 import pytest
 
 from benchmarks.builders import make_cluster, make_device, make_group, make_plan, make_profile
 from orchestrator.control.backend import EmulatedEvent
+from orchestrator.control.faults import FaultPlan
 from orchestrator.core.model import TrainingOptions
 from orchestrator.runtime.truth import EmulatedTruth, present_by
 
 A, B = make_device("fast-0"), make_device("slow-0", kind="old", zone="z2")
+NO_FAULTS = FaultPlan()
 TRAINING = TrainingOptions(task="m:t", global_batch=6, microbatch=2, steps=10)
 
 
-def truth(*events: EmulatedEvent) -> EmulatedTruth:
+def truth(*events: EmulatedEvent, faults: FaultPlan = NO_FAULTS) -> EmulatedTruth:
     return EmulatedTruth(
         cluster=make_cluster((A, B), latency_s=0.25, bandwidth_bytes_per_s=1e3),
         model=make_profile(
@@ -22,6 +26,7 @@ def truth(*events: EmulatedEvent) -> EmulatedTruth:
         ),
         training=TRAINING,
         events=events,
+        faults=faults.faults,
         billing_speedup=60.0,
     )
 
@@ -48,6 +53,25 @@ def test_durations_stay_normal_and_slow_downs_stand_beside_them() -> None:
     assert stage.seconds[2] == (6.0, 12.0)
     assert stage.slowdowns == ((3, 2.0),)
     assert stage.step_end_s == pytest.approx(2.0 * 3 * 0.1 + 0.5)
+
+
+def test_faults_of_the_cluster_delay_a_device_for_some_steps_and_change_a_price() -> None:
+    faults = (
+        FaultPlan()
+        .slow_at(3, "fast-0", "backward", 0.5, num_steps=2)
+        .slow_at(4, "fast-0", "loader", 0.25)
+        .price_at(5, "slow", 7.2)
+        .fail_at(6, "slow-0")
+    )
+    world = truth(EmulatedEvent(at_step=8, pool="slow", price_per_hour=3.6), faults=faults)
+    assert world.delays("fast-0") == ((3, 5, "backward", 0.5), (4, math.inf, "loader", 0.25))
+    assert world.delays("slow-0") == ()
+    prices = [
+        {o.pool: o.price_usd_per_s for o in world.offers_at(step, {5: 1.0, 8: 2.0})}["slow"]
+        for step in (4, 5, 8)
+    ]
+    assert prices == pytest.approx([1e-3, 7.2 / 3600 * 60, 3.6 / 3600 * 60])
+    assert world.lost_at(9) == ()  # a process that fails leaves its device
 
 
 def test_a_slow_down_of_a_pool_reaches_its_devices_and_may_end() -> None:

@@ -1,0 +1,118 @@
+"""Whole runs on forked workers that are broken on purpose: they end as if nothing had happened."""
+
+import argparse
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from benchmarks import chaos
+from benchmarks.chaos import NUM_LAYERS, NUM_STEPS, Case, Forked, run_case
+from benchmarks.invariants import STATE_TOLERANCE, hits
+from orchestrator.control.faults import PHASES, FaultPlan, Phase
+from orchestrator.control.persistence import RunStore
+from tests.runtime.reference import largest_difference, saved_parameters, train_alone
+from workers.faults import Injector, ProcessFault
+from workers.worker import WorkerSpec
+
+pytestmark = [pytest.mark.runtime, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> Case:
+    return run_case(folder, "undisturbed", FaultPlan(), Forked(), None)
+
+
+def run(folder: Path, name: str, plan: FaultPlan, undisturbed: Case) -> Case:
+    case = run_case(folder, name, plan, Forked(), undisturbed.config)
+    assert case.breaches == ()
+    return case
+
+
+def test_a_run_without_faults_trains_as_one_process_would(undisturbed: Case) -> None:
+    assert undisturbed.breaches == ()
+    training, url = undisturbed.config.training, undisturbed.config.run.run_url
+    spec = WorkerSpec(
+        task=training.task, task_args=training.task_args, options=training, seed=0, run_url=url
+    )
+    layers, losses = train_alone(spec, NUM_STEPS)
+    assert [row["loss"] for row in RunStore(url).read("steps")] == pytest.approx(losses, abs=1e-12)
+    saved = saved_parameters(url, NUM_STEPS, NUM_LAYERS)
+    assert largest_difference(layers, saved) <= STATE_TOLERANCE
+
+
+@pytest.mark.parametrize("phase", PHASES["fail"])
+def test_a_worker_may_be_killed_in_any_phase(folder: Path, undisturbed: Case, phase: Phase) -> None:
+    """User case SymbioticLab/Oobleck#15: kill -9, on real processes; of each stage one."""
+    plan = FaultPlan().fail_at(9, "fast-1", phase).fail_at(23, "slow-0", phase)
+    case = run(folder, f"fail-{phase}", plan, undisturbed)
+    assert [hit["phase"] for hit in hits(case.config)] == [phase] * len(hits(case.config))
+    assert hits(case.config)
+    lost = [event.device for event in case.events if event.kind == "lost"]
+    assert lost == [hit["owner"] for hit in hits(case.config)]
+
+
+def test_a_worker_that_hangs_is_ended_and_gone_on_without(folder: Path, undisturbed: Case) -> None:
+    case = run(folder, "hang", FaultPlan().hang_at(12, "fast-0", "reduce"), undisturbed)
+    (lost,) = [event for event in case.events if event.kind == "lost"]
+    assert lost.device == "fast-0"
+    assert "answered nothing" in lost.detail
+
+
+def test_a_full_disk_of_the_head_ends_the_run_and_the_same_command_goes_on(
+    folder: Path, undisturbed: Case
+) -> None:
+    case = run(folder, "disk", FaultPlan().disk_full_at(15), undisturbed)
+    assert case.num_restarts == 1
+    assert [(hit["kind"], hit["owner"]) for hit in hits(case.config)] == [("disk_full", "head")]
+
+
+def test_a_price_and_a_delay_change_dollars_and_times_only(folder: Path, undisturbed: Case) -> None:
+    plan = FaultPlan().price_at(11, "fast", 1.5).slow_at(14, "slow-0", "forward", 0.03)
+    case = run(folder, "world", plan, undisturbed)
+    assert {event.kind for event in case.events} >= {"price", "straggler"}
+    assert next(e.device for e in case.events if e.kind == "straggler") == "slow-0"
+    assert hits(case.config) == ()
+
+
+def test_drawn_faults_are_survived() -> None:
+    result = chaos.run(argparse.Namespace(quick=True, seed=0, runs=0))
+    assert [row for row in result.table if row["breaches"]] == []
+    assert [figure.name for figure in result.figures if not figure.holds] == []
+
+
+def test_a_fault_hits_once_whoever_asks(tmp_path: Path) -> None:
+    faults = (ProcessFault(0, "disk_full", 3, "save"), ProcessFault(1, "disk_full", 4, "save"))
+    injector = Injector("a", faults, str(tmp_path))
+    injector.reach(2, "save")
+    injector.reach(3, "vote")
+    with pytest.raises(OSError, match="No space left on device"):
+        injector.reach(5, "save")
+    anew = Injector("a", faults, str(tmp_path))  # another process, or another life
+    with pytest.raises(OSError, match="No space left on device"):
+        anew.reach(5, "save")
+    for found in (anew, Injector("a", faults, str(tmp_path))):
+        found.reach(9, "save")
+
+
+@pytest.mark.parametrize(("kind", "ends_by"), [("fail", signal.SIGKILL), ("hang", signal.SIGSTOP)])
+def test_a_process_is_broken_from_within(
+    tmp_path: Path, kind: str, ends_by: signal.Signals
+) -> None:
+    pid = os.fork()
+    if pid == 0:
+        fault = ProcessFault(0, kind, 3, "vote")  # type: ignore[arg-type]
+        Injector("a", (fault,), str(tmp_path)).reach(3, "vote")
+        os._exit(0)
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    seen = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else os.WTERMSIG(status)
+    assert seen == ends_by
+    if os.WIFSTOPPED(status):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

@@ -1,0 +1,103 @@
+"""Fault plans: what may be said, and what is drawn."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from orchestrator.control.faults import PHASES, SURVIVED, Draw, Fault, FaultPlan, draw
+
+DEVICES = ("fast-0", "fast-1", "slow-0")
+PRICES = {"fast": 3.0, "slow": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"kind": "fail"}, "device is missing; fail needs device"),
+        ({"kind": "slow", "device": "a"}, "delay_s is missing; slow needs device and delay_s"),
+        ({"kind": "fail", "device": "a", "phase": "loader"}, "phase is loader; fail hits in for"),
+        ({"kind": "slow", "device": "a", "phase": "vote", "delay_s": 1.0}, "phase is vote; slow"),
+        ({"kind": "price", "pool": "p", "price_per_hour": -1.0}, "price_per_hour is -1.0; it must"),
+        ({"kind": "price", "pool": "p", "price_per_hour": 1.0, "device": "a"}, "device means noth"),
+        ({"kind": "disk_full", "phase": "save"}, "phase means nothing to disk_full, which takes"),
+        ({"kind": "cut_link", "device": "a", "peer": "a"}, "peer is a, the device itself"),
+        ({"kind": "kill_head", "at_step": -1}, "at_step is -1; it must not be negative"),
+    ],
+)
+def test_a_fault_that_says_nonsense_is_refused(fault: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Fault(**{"at_step": 3, **fault})  # type: ignore[arg-type]
+
+
+def test_a_plan_is_put_together_method_by_method() -> None:
+    plan = (
+        FaultPlan()
+        .fail_at(3, "a", "vote")
+        .hang_at(4, "b")
+        .slow_at(5, "a", "loader", 0.2, num_steps=3)
+        .price_at(6, "p", 2.5)
+        .disk_full_at(7)
+        .disk_full_at(8, "a")
+        .cut_link_at(9, "a", "b")
+        .notice_at(10, "a", 30.0)
+        .join_at(11, "p")
+        .kill_head_at(12)
+        .kill_driver_at(13)
+    )
+    assert [fault.at_step for fault in plan.faults] == list(range(3, 14))
+    assert {fault.kind for fault in plan.faults} == {
+        "fail", "hang", "slow", "price", "disk_full", "cut_link", "notice", "join", "kill_head",
+        "kill_driver",
+    }  # fmt: skip
+    assert [fault.where for fault in plan.faults[:2]] == ["vote", "forward"]
+    assert plan.num_restarts == 1  # whoever gives the command has to make room
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_drawn_leaves_a_device_alone_and_hits_at_steps_of_its_own(seed: int) -> None:
+    asked = Draw(seed=seed, faults=6)
+    plan = draw(asked, DEVICES, PRICES, 20)
+    assert plan == draw(asked, DEVICES, PRICES, 20)
+    steps = [fault.at_step for fault in plan.faults]
+    assert all(a < b for a, b in pairwise(steps))
+    assert steps[0] >= 2
+    assert steps[-1] < 18
+    broken = {f.device for f in plan.faults if f.kind in ("fail", "hang", "disk_full")}
+    assert set(DEVICES) - broken
+    for fault in plan.faults:
+        if fault.kind == "price":
+            base = PRICES[str(fault.pool)]
+            assert base / 2 - 1e-4 <= (fault.price_per_hour or 0.0) <= 2 * base + 1e-4
+
+
+def test_many_draws_use_every_kind_and_every_phase() -> None:
+    drawn = [
+        fault
+        for seed in range(200)
+        for fault in draw(Draw(seed=seed, faults=5), DEVICES, PRICES, 40).faults
+    ]
+    counts = Counter(fault.kind for fault in drawn)
+    assert set(counts) == set(SURVIVED)
+    assert counts["fail"] > counts["hang"] > counts["disk_full"]
+    for kind, phases in PHASES.items():
+        assert {fault.phase for fault in drawn if fault.kind == kind} == set(phases)
+
+
+def test_whom_a_draw_spares_is_never_broken() -> None:
+    for seed in range(50):
+        plan = draw(Draw(seed=seed, faults=5, spare=("fast-1",)), DEVICES, PRICES, 40)
+        assert "fast-1" not in {f.device for f in plan.faults if f.kind in ("fail", "hang")}
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_steps", "message"),
+    [
+        (Draw(faults=5), 8, "faults is 5, but a run of 8 steps has room for 4"),
+        (Draw(spare=("fast-7",)), 40, "spare names 'fast-7'; known: fast-0"),
+        (Draw(spare=DEVICES), 40, "every device is spared"),
+    ],
+)
+def test_a_draw_that_cannot_be_is_refused(asked: Draw, num_steps: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        draw(asked, DEVICES, PRICES, num_steps)

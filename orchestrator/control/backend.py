@@ -284,7 +284,7 @@ def _events_of(fault: Fault) -> tuple[EmulatedEvent, ...]:
             price = fault.price_per_hour
             return (EmulatedEvent(at_step=fault.at_step, pool=fault.pool, price_per_hour=price),)
         case "notice":
-            at_step, device, notice_s = fault.at_step, fault.device, fault.warning_s or 0.0
+            at_step, device, notice_s = fault.at_step, fault.device, fault.warning_s
             return (EmulatedEvent(at_step=at_step, device=device, notice_s=notice_s),)
         case "join":
             return (EmulatedEvent(at_step=fault.at_step, pool=fault.pool, joined=1),)

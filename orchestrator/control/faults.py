@@ -31,10 +31,20 @@ PHASES: Mapping[FaultKind, tuple[Phase, ...]] = {
 }
 """Where each kind may hit that has a phase."""
 
-SURVIVED: tuple[FaultKind, ...] = ("fail", "hang", "slow", "price", "disk_full")
+SURVIVED: tuple[FaultKind, ...] = (
+    "fail", "hang", "slow", "price", "notice", "join", "disk_full",
+)  # fmt: skip
 """Kinds that this version survives; only these are drawn."""
 
-_WEIGHTS: Mapping[FaultKind, int] = {"fail": 4, "hang": 2, "slow": 2, "price": 2, "disk_full": 1}
+_WEIGHTS: Mapping[FaultKind, int] = {
+    "fail": 4,
+    "hang": 2,
+    "slow": 2,
+    "price": 2,
+    "notice": 2,
+    "join": 2,
+    "disk_full": 1,
+}
 """How often each is drawn."""
 
 _FIELDS: Mapping[FaultKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -44,7 +54,7 @@ _FIELDS: Mapping[FaultKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "price": (("pool", "price_per_hour"), ()),
     "disk_full": ((), ("device",)),
     "cut_link": (("device", "peer"), ()),
-    "notice": (("device",), ("warning_s",)),
+    "notice": (("device", "warning_s"), ()),
     "join": (("pool",), ()),
     "kill_head": ((), ()),
     "kill_driver": ((), ()),
@@ -61,8 +71,9 @@ class Fault:
 
     kind: FaultKind
     """``fail``: a worker's process is killed. ``hang``: it stops. ``slow``: it takes longer.
-    ``price``: a pool has another price. ``disk_full``: a write fails. Others are not supported in
-    this version."""
+    ``price``: a pool has another price. ``notice``: a device is taken away, after a warning.
+    ``join``: one joins a pool. ``disk_full``: a write fails. Others are not supported in this
+    version."""
 
     at_step: int
     """The first step it may hit; what breaks a process hits once, at the first chance."""
@@ -198,8 +209,8 @@ class Draw:
     """How many."""
 
     spare: tuple[str, ...] = ()
-    """Devices that are never killed and never hang; one that is drawn when absent. They should hold
-    the model alone."""
+    """Devices that are never killed, hung or taken away; one that is drawn when absent. They
+    should hold the model alone."""
 
     kinds: tuple[FaultKind, ...] = SURVIVED
 
@@ -220,7 +231,7 @@ def draw(
 ) -> FaultPlan:
     """Return faults drawn at random: the same for the same arguments, at steps all different.
 
-    At least one device is never killed and never hangs.
+    At least one device is never killed, hung or taken away.
 
     Args:
         asked: Seed and number.
@@ -281,6 +292,13 @@ class _Dice:
         price = self.prices_per_hour[pool] * 2.0 ** float(self.rng.uniform(-1.0, 1.0))
         return Fault(kind="price", at_step=step, pool=pool, price_per_hour=round(price, 4))
 
+    def notice(self, step: int) -> Fault:
+        device, warning_s = _pick(self.rng, self.exposed), float(self.rng.uniform(0.1, 1.5))
+        return Fault(kind="notice", at_step=step, device=device, warning_s=round(warning_s, 3))
+
+    def join(self, step: int) -> Fault:
+        return Fault(kind="join", at_step=step, pool=_pick(self.rng, tuple(self.prices_per_hour)))
+
     def disk_full(self, step: int) -> Fault:
         device = _pick(self.rng, (None, *self.exposed))
         return Fault(kind="disk_full", at_step=step, device=device)
@@ -291,5 +309,7 @@ _DRAWS: Mapping[FaultKind, Callable[[_Dice, int], Fault]] = {
     "hang": lambda dice, step: dice.process("hang", step),
     "slow": _Dice.slow,
     "price": _Dice.price,
+    "notice": _Dice.notice,
+    "join": _Dice.join,
     "disk_full": _Dice.disk_full,
 }

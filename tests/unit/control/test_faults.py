@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from orchestrator.control.backend import EmulatedEvent, EmulationOptions
 from orchestrator.control.faults import PHASES, SURVIVED, Draw, Fault, FaultPlan, draw
 
 DEVICES = ("fast-0", "fast-1", "slow-0")
@@ -54,6 +55,24 @@ def test_a_plan_is_put_together_method_by_method() -> None:
     assert plan.num_restarts == 1  # whoever gives the command has to make room
 
 
+def test_what_happens_to_the_cluster_is_an_event_like_those_of_the_file() -> None:
+    given = EmulatedEvent(at_step=1, device="slow-0", lost=True)
+    plan = (
+        FaultPlan()
+        .price_at(5, "slow", 7.2)
+        .notice_at(6, "fast-1", 30.0)
+        .join_at(7, "slow")
+        .fail_at(8, "fast-0")
+        .slow_at(9, "fast-0", "forward", 0.1)
+    )
+    assert EmulationOptions(events=(given,), faults=plan.faults).happenings == (
+        given,
+        EmulatedEvent(at_step=5, pool="slow", price_per_hour=7.2),
+        EmulatedEvent(at_step=6, device="fast-1", notice_s=30.0),
+        EmulatedEvent(at_step=7, pool="slow", joined=1),
+    )
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_what_is_drawn_leaves_a_device_alone_and_hits_at_steps_of_its_own(seed: int) -> None:
     asked = Draw(seed=seed, faults=6)
@@ -63,7 +82,7 @@ def test_what_is_drawn_leaves_a_device_alone_and_hits_at_steps_of_its_own(seed: 
     assert all(a < b for a, b in pairwise(steps))
     assert steps[0] >= 2
     assert steps[-1] < 18
-    broken = {f.device for f in plan.faults if f.kind in ("fail", "hang", "disk_full")}
+    broken = {f.device for f in plan.faults if f.kind in ("fail", "hang", "notice", "disk_full")}
     assert set(DEVICES) - broken
     for fault in plan.faults:
         if fault.kind == "price":
@@ -87,7 +106,9 @@ def test_many_draws_use_every_kind_and_every_phase() -> None:
 def test_whom_a_draw_spares_is_never_broken() -> None:
     for seed in range(50):
         plan = draw(Draw(seed=seed, faults=5, spare=("fast-1",)), DEVICES, PRICES, 40)
-        assert "fast-1" not in {f.device for f in plan.faults if f.kind in ("fail", "hang")}
+        assert "fast-1" not in {
+            f.device for f in plan.faults if f.kind in ("fail", "hang", "notice")
+        }
 
 
 @pytest.mark.parametrize(

@@ -55,23 +55,17 @@ def test_durations_stay_normal_and_slow_downs_stand_beside_them() -> None:
     assert stage.step_end_s == pytest.approx(2.0 * 3 * 0.1 + 0.5)
 
 
-def test_faults_of_the_cluster_delay_a_device_for_some_steps_and_change_a_price() -> None:
+def test_a_delay_reaches_its_device_in_its_phase_for_its_steps() -> None:
     faults = (
         FaultPlan()
         .slow_at(3, "fast-0", "backward", 0.5, num_steps=2)
         .slow_at(4, "fast-0", "loader", 0.25)
-        .price_at(5, "slow", 7.2)
         .fail_at(6, "slow-0")
     )
-    world = truth(EmulatedEvent(at_step=8, pool="slow", price_per_hour=3.6), faults=faults)
+    world = truth(faults=faults)
     assert world.delays("fast-0") == ((3, 5, "backward", 0.5), (4, math.inf, "loader", 0.25))
     assert world.delays("slow-0") == ()
-    prices = [
-        {o.pool: o.price_usd_per_s for o in world.offers_at(step, {5: 1.0, 8: 2.0})}["slow"]
-        for step in (4, 5, 8)
-    ]
-    assert prices == pytest.approx([1e-3, 7.2 / 3600 * 60, 3.6 / 3600 * 60])
-    assert world.lost_at(9) == ()  # a process that fails leaves its device
+    assert world.present_at(9) == ("fast-0", "slow-0")  # a process that fails leaves its device
 
 
 def test_a_slow_down_of_a_pool_reaches_its_devices_and_may_end() -> None:

@@ -116,7 +116,8 @@ def _of_money(store: RunStore) -> Iterator[str]:
 def _of_holding(store: RunStore) -> Iterator[str]:
     """Who is in the plan is billed all the time, from a loss to the return apart; nobody else is.
 
-    In the slot after a change of plan the old one may run on for a step.
+    In the slot after a change of plan the old one may run on for a step; where a loss broke the
+    change off, it is held to the next one.
     """
     must, may = _planned(store)
     lines: Sequence[Row] = store.read("ledger")
@@ -141,12 +142,14 @@ def _planned(store: RunStore) -> tuple[dict[str, Spans], dict[str, Spans]]:
     """When each device was in the plan for sure, and when perhaps."""
     must, may = defaultdict[str, Spans](list), defaultdict[str, Spans](list)
     slots: Sequence[Row] = store.read("slots")
-    plans = [_devices(slot["plan"]) for slot in slots]
+    lossy = [any(v["state"] == "lost" for v in slot["devices"].values()) for slot in slots]
+    held = [_devices(slots[0]["plan"])] if slots else []  # by the plan of the slot, or one before
     for k in range(1, len(slots)):
         span = slots[k - 1]["time_s"], slots[k]["time_s"]
-        for device in plans[k] & plans[k - 1]:
+        held = [*(held if lossy[k - 1] else held[-1:]), _devices(slots[k]["plan"])]
+        for device in set[str].intersection(*held):
             must[device].append(span)
-        for device in plans[k] | plans[k - 1]:
+        for device in set[str].union(*held):
             may[device].append(span)
     return must, may
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = (
-    "assignment", "baselines", "control_law", "executor", "finite_horizon", "frames", "infeasible",
-    "overhead", "plan_gap", "plan_time", "planner_in_loop", "published", "reconfiguration",
-    "robustness", "scale", "scenarios", "time_model",
+    "assignment", "baselines", "chaos", "control_law", "executor", "finite_horizon", "frames",
+    "infeasible", "overhead", "plan_gap", "plan_time", "planner_in_loop", "published",
+    "reconfiguration", "robustness", "scale", "scenarios", "time_model",
 )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from benchmarks.invariants import QUANTUM_S, alive, breaches, hits
 from benchmarks.result import Figure, Result, main
 from orchestrator import storage
 from orchestrator.config import RunConfig
-from orchestrator.control.faults import Draw, FaultPlan, draw
+from orchestrator.control.faults import SURVIVED, Draw, FaultPlan, draw
 from orchestrator.core.model import profile_to_json
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
 from orchestrator.errors import OrchestratorError, as_told
@@ -134,7 +134,9 @@ class Case:
     @property
     def recoveries(self) -> int:
         """How often the run recovered by itself, with whoever was left or with new workers."""
-        found = sum(event.kind in ("recovered", "resumed") for event in self.events)
+        found = sum(
+            e.kind == "resumed" or (e.kind, e.device) == ("recovered", "") for e in self.events
+        )
         return found - self.num_restarts
 
     def row(self, seed: int) -> dict[str, object]:
@@ -151,7 +153,9 @@ class Case:
 
 
 class Forked:
-    """Runs with the head in this process."""
+    """Runs with the head in this process, which is not to be killed."""
+
+    kinds = tuple(kind for kind in SURVIVED if kind != "kill_head")
 
     def __init__(self) -> None:
         self._actors = ForkedActors()
@@ -169,6 +173,8 @@ class Forked:
 class OnRay:
     """Runs as ``lyray run`` does them; Ray itself stays up in between."""
 
+    kinds = SURVIVED
+
     def run(self, config: RunConfig, view: View) -> Outcome:
         """Run to an end."""
         return run_job(config, view=view)
@@ -176,7 +182,7 @@ class OnRay:
     def breaches(self, config: RunConfig) -> Iterator[str]:
         """Processes that are left, and resources that were not given back."""
         log = (Path(config.run.run_url) / "logs" / "head.log").read_text("utf-8")
-        pids = tuple(int(pid) for pid in re.findall(r": process (\d+) on node", log))
+        pids = tuple(int(pid) for pid in re.findall(r"process (\d+)", log))
         if left := _wait_until_none(lambda: alive(pids)):
             yield f"processes: {left} are left"
         if missing := _wait_until_none(_missing_resources):
@@ -216,9 +222,10 @@ def run_case(
     return Case(config, plan, outcome, num_restarts, wall_s, tuple(found), tuple(pages.events))
 
 
-def drawn(seed: int) -> FaultPlan:
-    """Three to six faults; nothing else depends on the seed."""
-    return draw(Draw(seed=seed, faults=3 + seed % 4), DEVICES, PRICES, NUM_STEPS)
+def drawn(seed: int, cluster: Forked | OnRay) -> FaultPlan:
+    """Three to six faults of the kinds that the cluster takes."""
+    asked = Draw(seed=seed, faults=3 + seed % 4, kinds=cluster.kinds)
+    return draw(asked, DEVICES, PRICES, NUM_STEPS)
 
 
 def _wait_until_none(look: Callable[[], object]) -> object:
@@ -252,7 +259,9 @@ def run(options: argparse.Namespace) -> Result:
         undisturbed = run_case(folder, "undisturbed", FaultPlan(), cluster, None)
         cases, table = [], []
         for seed in range(options.seed, options.seed + num_runs):
-            case = run_case(folder, f"seed-{seed}", drawn(seed), cluster, undisturbed.config)
+            case = run_case(
+                folder, f"seed-{seed}", drawn(seed, cluster), cluster, undisturbed.config
+            )
             cases.append(case)
             table.append(case.row(seed))
     whole = [case for case in cases if not case.breaches]

@@ -132,23 +132,17 @@ def run(
     ] = "auto",
     overrides: Set = None,
     compare: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help="Measure these strategies' plans first, briefly."),
+        str | None, typer.Option(metavar="NAMES", help="First measure these strategies' plans.")
     ] = None,
-    chaos: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Break an emulated run: docs/operations.md."),
-    ] = None,
+    chaos: Annotated[str | None, typer.Option(metavar="FILE", help="Faults to inject.")] = None,
 ) -> None:
     """Train. The last line on stdout is one JSON object: status, reason, run_dir.
 
     Example: lyray run run.yaml --set training.steps=500
     """
-    from orchestrator.runtime.chaos import with_chaos
-
     loaded = _load(config, overrides)
     with _ending(loaded.run.run_url):
-        _run(loaded if chaos is None else with_chaos(loaded, chaos), resume, _strategies(compare))
+        _run(loaded, resume, _strategies(compare), chaos)
 
 
 @app.command()
@@ -331,14 +325,15 @@ def _simulate(config: "RunConfig", found: "Comparison", *, as_json: bool, html: 
         print(f"wrote {html}")
 
 
-def _run(config: "RunConfig", resume: str, compare: tuple[str, ...]) -> None:
+def _run(config: "RunConfig", resume: str, compare: tuple[str, ...], chaos: str | None) -> None:
+    from orchestrator.runtime.chaos import with_chaos
     from orchestrator.runtime.driver import exit_code, run_job
     from orchestrator.runtime.news import Comparing
 
     view = _view(config)
     comparing = Comparing(compare) if compare else None
     try:
-        outcome = run_job(config, resume=resume, view=view, comparing=comparing)
+        outcome = run_job(with_chaos(config, chaos), resume=resume, view=view, comparing=comparing)
     finally:
         view.close()
     _tell(outcome.status, outcome.reason, config.run.run_url)

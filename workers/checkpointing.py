@@ -58,8 +58,8 @@ class CheckpointWriter:
         run_url: str,
         every_steps: int,
         tell: Callable[[CheckpointPart], None],
-        available_bytes: Callable[[], float] | None = None,
         wrote: Callable[[int], None] = lambda _: None,
+        available_bytes: Callable[[], float] | None = None,
     ) -> None:
         """Set up; nothing is written yet.
 
@@ -67,8 +67,8 @@ class CheckpointWriter:
             run_url: Folder of the run.
             every_steps: Steps after which a checkpoint is due.
             tell: Called on the writing thread once all is durable, or could not be written.
-            available_bytes: What memory the machine has left; absent: it is asked.
             wrote: Called on that thread after each layer, with the step of its checkpoint.
+            available_bytes: What memory the machine has left; absent: it is asked.
         """
         self._run_url, self._every_steps, self._tell = run_url, every_steps, tell
         self._wrote = wrote

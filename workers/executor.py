@@ -162,7 +162,7 @@ class Executor:
         timeout_s: float,
         faults: Injector,
     ) -> None:
-        self._faults = faults
+        self.faults = faults
         self._place, self._stage, self._transport = place, stage, transport
         self._source, self._timeout_s = source, timeout_s
         self._programs: dict[tuple[int, ...], tuple[Instruction, ...]] = {}
@@ -222,7 +222,7 @@ class Executor:
         batch = None
         if self._place.is_first or self._place.is_last:
             batch = self._draw(step, positions)
-        self._faults.reach(step, "forward")
+        self.faults.reach(step, "forward")
         clock.start(instruction.op, len(positions), message.vtime if message else 0.0)
         value = self._stage.receive(k, message.tensors) if message else first_input(batch)
         output = self._stage.forward(k, step, positions, value)
@@ -237,7 +237,7 @@ class Executor:
     def _backward(self, instruction: Instruction, share: StepShare, clock: Clock) -> None:
         k = instruction.microbatch
         message = self._receive(instruction)
-        self._faults.reach(share.step, "backward")
+        self.faults.reach(share.step, "backward")
         clock.start(instruction.op, share.microbatches[k], message.vtime if message else 0.0)
         wire = self._stage.backward(k, share.step, message.tensors if message else ())
         clock.finish()

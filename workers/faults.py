@@ -17,12 +17,15 @@ FAULTS_FILE = "faults.jsonl"
 """In the folder of the run: each fault that has hit a process, one a line."""
 
 
+FaultAct = Literal["fail", "hang", "disk_full"]
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessFault:
     """One fault of one process, in the phase of a step (control/faults.py names them)."""
 
     number: int  # within the run's plan
-    kind: Literal["fail", "hang", "disk_full"]
+    kind: FaultAct
     at_step: int
     phase: str
 
@@ -59,6 +62,10 @@ class Injector:
                 self._open = tuple(other for other in self._open if other is not fault)
                 self._break(fault, step)
                 return
+
+    def wrote(self, step: int) -> None:
+        """A layer of the checkpoint of a step has been written. Raises OSError as ``reach``."""
+        self.reach(step, "save")
 
     def _break(self, fault: ProcessFault, step: int) -> None:
         row = {**asdict(fault), "step": step, "owner": self._owner}

@@ -10,7 +10,6 @@ import torch
 from orchestrator.core.plan import Plan, step_range, step_shares
 from orchestrator.core.slot import StepReport
 from workers.executor import Clock, Executor, Place, StepShare
-from workers.faults import Injector
 from workers.reduction import GradientSums
 from workers.stage import Stage
 from workers.update import Ballot, Updater, Verdict, Vote, sum_of_squares
@@ -85,7 +84,6 @@ class StepRunner:
     vote: Vote
     updater: Updater
     trace: StepTrace
-    faults: Injector
     clock: Clock
     emulated: bool
     state_bytes: Callable[[], int]  # parameters, gradients, optimizer state, buckets
@@ -106,7 +104,7 @@ class StepRunner:
         """
         wall_s, cpu_s = time.monotonic(), time.thread_time()
         share = self.samples.share(self.plan, self.place.group_index, step)
-        reach = partial(self.faults.reach, step)
+        reach = partial(self.executor.faults.reach, step)
         self.clock.begin_step(step, at_s)
         self.executor.run(share, self.clock)
         worked_s = time.monotonic()

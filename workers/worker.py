@@ -5,7 +5,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -59,12 +58,8 @@ class Worker:
         self._optimizer: torch.optim.Optimizer | None = None
         self._first_owned: tuple[int, ...] = ()  # layers this worker saves
         self._faults = Injector(device_id, spec.faults, spec.run_url)
-        self._writer = CheckpointWriter(
-            spec.run_url,
-            spec.options.checkpoint_every_steps,
-            self.outbox.put,
-            wrote=partial(self._faults.reach, phase="save"),
-        )
+        every = spec.options.checkpoint_every_steps
+        self._writer = CheckpointWriter(spec.run_url, every, self.outbox.put, self._faults.wrote)
         self._runner: StepRunner | None = None
         self._updater: Updater | None = None
         self._trace = StepTrace()
@@ -212,7 +207,7 @@ class Worker:
         assert self._task is not None
         assert self._source is not None
         assert self._samples is not None
-        assignment, options = self._assignment, self._spec.options
+        assignment, options, samples = self._assignment, self._spec.options, self._samples
         place = make_place(assignment.plan, self._device_id, ranks)
         span = place.stage.layers
         stage = Stage(
@@ -230,15 +225,13 @@ class Worker:
         buckets = make_buckets(state.layers, span, owners, self._model.ties)
         bucket_bytes = sum(bucket.size_bytes for bucket in buckets)
         active = tuple(sorted(ranks[d] for d in assignment.plan.device_ids))
-        self._updater = Updater(
-            self._optimizer, state.parameters(), options, self._samples.num_steps
-        )
+        self._updater = Updater(self._optimizer, state.parameters(), options, samples.num_steps)
         faults = Injector(self._device_id, (), "") if assignment.discard else self._faults
         return StepRunner(
             device_id=self._device_id,
             plan=assignment.plan,
             place=place,
-            samples=self._samples,
+            samples=samples,
             stage=stage,
             executor=Executor(
                 place, stage, self._peers.transport, self._source, self._spec.timeout_s, faults
@@ -247,7 +240,6 @@ class Worker:
             vote=Vote(self._peers.groups.get(active), active.index(self._peers.rank), len(active)),
             updater=self._updater,
             trace=self._trace,
-            faults=faults,
             clock=VirtualClock(emulated) if emulated else RealClock(self._device),
             emulated=emulated is not None,
             state_bytes=lambda: state.state_bytes(self._optimizer) + bucket_bytes,

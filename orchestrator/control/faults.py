@@ -32,7 +32,7 @@ PHASES: Mapping[FaultKind, tuple[Phase, ...]] = {
 """Where each kind may hit that has a phase."""
 
 SURVIVED: tuple[FaultKind, ...] = (
-    "fail", "hang", "slow", "price", "notice", "join", "disk_full",
+    "fail", "hang", "slow", "price", "notice", "join", "disk_full", "kill_head",
 )  # fmt: skip
 """Kinds that this version survives; only these are drawn."""
 
@@ -44,6 +44,7 @@ _WEIGHTS: Mapping[FaultKind, int] = {
     "notice": 2,
     "join": 2,
     "disk_full": 1,
+    "kill_head": 1,
 }
 """How often each is drawn."""
 
@@ -72,8 +73,8 @@ class Fault:
     kind: FaultKind
     """``fail``: a worker's process is killed. ``hang``: it stops. ``slow``: it takes longer.
     ``price``: a pool has another price. ``notice``: a device is taken away, after a warning.
-    ``join``: one joins a pool. ``disk_full``: a write fails. Others are not supported in this
-    version."""
+    ``join``: one joins a pool. ``disk_full``: a write fails. ``kill_head``: the head's process is
+    killed. Others are not supported in this version."""
 
     at_step: int
     """The first step it may hit; what breaks a process hits once, at the first chance."""
@@ -123,7 +124,7 @@ class Fault:
     @property
     def where(self) -> Phase:
         """The phase in which it hits a process."""
-        return "save" if self.kind == "disk_full" else self.phase or "forward"
+        return "save" if self.kind in ("disk_full", "kill_head") else self.phase or "forward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +197,8 @@ class FaultPlan:
 
     @property
     def num_restarts(self) -> int:
-        """How often the run ends, resumable, and its command has to be given again."""
-        return sum(fault.kind == "disk_full" and fault.device is None for fault in self.faults)
+        """How often at most the run ends, resumable, and its command has to be given again."""
+        return sum(fault.kind == "disk_full" for fault in self.faults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,4 +313,5 @@ _DRAWS: Mapping[FaultKind, Callable[[_Dice, int], Fault]] = {
     "notice": _Dice.notice,
     "join": _Dice.join,
     "disk_full": _Dice.disk_full,
+    "kill_head": lambda _, step: Fault(kind="kill_head", at_step=step),
 }

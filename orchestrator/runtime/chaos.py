@@ -14,17 +14,20 @@ from orchestrator.inputs import MAX_TEXT_BYTES, read_text
 _MEND = "write faults: [{kind: fail, at_step: 20, device: fast-0}, ...] or draw: {seed: 1}"
 
 
-def with_chaos(config: RunConfig, path: str) -> RunConfig:
+def with_chaos(config: RunConfig, path: str | None) -> RunConfig:
     """Return the run's configuration with the faults of a chaos file.
 
     Args:
         config: The whole file of the run.
-        path: Of a YAML file with ``faults``, in the form of ``emulation.faults``, or ``draw``.
+        path: Of a YAML file with ``faults``, in the form of ``emulation.faults``, or ``draw``;
+            None: no faults.
 
     Raises:
         ConfigError: If the file cannot be read, says something impossible, or the run's cluster
             is not emulated.
     """
+    if path is None:
+        return config
     text = read_text(path, f"--chaos {path}", "give a chaos file", max_bytes=MAX_TEXT_BYTES)
     data = read_document(text, path)
     if not isinstance(data, Mapping) or len(data) != 1 or not {"faults", "draw"} & set(data):

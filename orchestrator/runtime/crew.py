@@ -22,7 +22,7 @@ from orchestrator.runtime.truth import StageTruth
 from orchestrator.runtime.watch import Watch
 from workers.actor import WorkerActor
 from workers.emulation import Delay, EmulatedStage
-from workers.faults import Injector, ProcessFault
+from workers.faults import FaultAct, Injector, ProcessFault
 from workers.output import send_output_to
 from workers.profiler import profile_model
 from workers.splitting import load_task, split
@@ -332,10 +332,16 @@ def head_injector(config: RunConfig) -> Injector:
 
 def _process_faults(config: RunConfig, device_id: str | None) -> tuple[ProcessFault, ...]:
     """Faults of a worker's process, or of the head's."""
+    kinds: Mapping[str, FaultAct] = {
+        "fail": "fail",
+        "kill_head": "fail",
+        "hang": "hang",
+        "disk_full": "disk_full",
+    }
     return tuple(
-        ProcessFault(number, fault.kind, fault.at_step, fault.where)
+        ProcessFault(number, kinds[fault.kind], fault.at_step, fault.where)
         for number, fault in enumerate(config.emulation.faults)
-        if fault.kind in ("fail", "hang", "disk_full") and fault.device == device_id
+        if fault.kind in kinds and fault.device == device_id
     )
 
 

@@ -217,7 +217,9 @@ def test_copies_take_at_most_one_layer_where_memory_is_short(
     monkeypatch.setattr(checkpointing, "host_copy", copy)
     monkeypatch.setattr(checkpointing, "save_layer", save)
     told: list[CheckpointPart] = []
-    writer = CheckpointWriter(str(tmp_path), 1, told.append, lambda: available_bytes)
+    writer = CheckpointWriter(
+        str(tmp_path), 1, told.append, available_bytes=lambda: available_bytes
+    )
     training = threading.Thread(target=writer.begin, args=(1, 1, states))
     training.start()
     if available_bytes:

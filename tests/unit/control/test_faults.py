@@ -52,7 +52,7 @@ def test_a_plan_is_put_together_method_by_method() -> None:
         "kill_driver",
     }  # fmt: skip
     assert [fault.where for fault in plan.faults[:2]] == ["vote", "forward"]
-    assert plan.num_restarts == 1  # whoever gives the command has to make room
+    assert plan.num_restarts == 2  # whoever gives the command has to make room
 
 
 def test_what_happens_to_the_cluster_is_an_event_like_those_of_the_file() -> None:

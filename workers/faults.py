@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from orchestrator import storage
+from orchestrator import lines, storage
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ class Injector:
         """
         self._owner, self._url = owner, storage.join(run_url, FAULTS_FILE)
         self._run_url = run_url
-        lines = storage.read_lines(self._url) if faults else ()
-        hit = {json.loads(line)["number"] for line in lines}
+        rows = lines.read_lines(self._url) if faults else ()
+        hit = {json.loads(row)["number"] for row in rows}
         self._open = tuple(fault for fault in faults if fault.number not in hit)
 
     def reach(self, step: int, phase: str) -> None:
@@ -69,7 +69,7 @@ class Injector:
 
     def _break(self, fault: ProcessFault, step: int) -> None:
         row = {**asdict(fault), "step": step, "owner": self._owner}
-        storage.append_line(self._url, json.dumps(row))
+        lines.append_lines(self._url, [json.dumps(row)])
         logger.warning("fault %s: %s in %s of step %s", fault.number, fault.kind, fault.phase, step)
         match fault.kind:
             case "fail":

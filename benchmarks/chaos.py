@@ -190,7 +190,12 @@ class OnRay:
 
 
 def run_case(
-    folder: Path, name: str, plan: FaultPlan, cluster: Forked | OnRay, reference: RunConfig | None
+    folder: Path,
+    name: str,
+    plan: FaultPlan,
+    cluster: Forked | OnRay,
+    reference: RunConfig | None,
+    *overrides: str,
 ) -> Case:
     """Run with these faults to the end, again where one ends the run resumable, and look.
 
@@ -200,8 +205,9 @@ def run_case(
         plan: What breaks.
         cluster: How to run.
         reference: The run without faults; None for that run itself.
+        overrides: ``key=value`` of the configuration.
     """
-    config = with_faults(make_config(folder, name), plan)
+    config = with_faults(make_config(folder, name, *overrides), plan)
     pages, outcome, num_restarts, found = Pages(config), None, 0, []
     started_s = time.monotonic()
     while outcome is None:

@@ -185,7 +185,10 @@ def _joined(spans: Spans) -> Spans:
 
 
 def _of_files(config: RunConfig) -> Iterator[str]:
-    """Whole checkpoints only, not more than asked for; nothing half written, no sockets."""
+    """Whole checkpoints only, not more than asked for; nothing half written, no sockets.
+
+    What a killed process was writing into a checkpoint goes with that checkpoint.
+    """
     folder = Path(config.run.run_url)
     checkpoints = sorted((folder / "checkpoints").iterdir())
     if len(checkpoints) > config.training.keep_checkpoints:
@@ -194,7 +197,8 @@ def _of_files(config: RunConfig) -> Iterator[str]:
         if not (path / "manifest.json").exists():
             yield f"files: {path.name} has no manifest"
     for path in folder.rglob("*"):
-        if ".tmp-" in path.name or not (path.is_file() or path.is_dir()):
+        half = ".tmp-" in path.name and "checkpoints" not in path.parts
+        if half or not (path.is_file() or path.is_dir()):
             yield f"files: {path} was left behind"
 
 

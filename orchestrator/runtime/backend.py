@@ -141,11 +141,8 @@ class RayBackend:
         self._applied = False
         step = self._watch.progress.next_step
         while self._holders and self._checkpoints.newest_step != step:
-            try:
-                parts = self._crew.save(step, self._holders)
-            except LostWorkerError:
-                if self._crew.is_joined:
-                    raise
+            parts = self._crew.save(self._watch, step, self._holders)
+            if parts is None:
                 self._recover()
                 step = self._watch.progress.next_step
             else:

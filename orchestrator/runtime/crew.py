@@ -176,17 +176,19 @@ class Crew:
             return False
         return True
 
-    def save(self, step: int, holders: Holders) -> tuple[CheckpointPart, ...]:
-        """Have every layer written by the first of those who hold it.
+    def save(self, watch: Watch, step: int, holders: Holders) -> tuple[CheckpointPart, ...] | None:
+        """Have every layer written by the first of those who hold it; None: one of them is lost.
 
-        Raises:
-            LostWorkerError: If a worker is lost.
+        Args:
+            watch: Told of those lost meanwhile.
+            step: The boundary at which all stand.
+            holders: Who holds which layer.
         """
         layers: dict[str, list[int]] = {}
         for layer, devices in sorted(holders.items()):
             first = min(devices, key=self._world.index)  # who writes it during the run, too
             layers.setdefault(first, []).append(layer)
-        parts = self.fleet.call(
+        parts, losses = self.fleet.ask(
             "save",
             CheckpointPart,
             step,
@@ -194,7 +196,8 @@ class Crew:
             device_ids=layers,
             each={device_id: (tuple(mine),) for device_id, mine in layers.items()},
         )
-        return tuple(parts.values())
+        watch.lose(losses)
+        return tuple(parts.values()) if parts.keys() == layers.keys() else None
 
     # Coming and going ----------------------------------------------------------------
 

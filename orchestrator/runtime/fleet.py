@@ -115,9 +115,10 @@ class Fleet:
         answer: type[Answer],
         *arguments: object,
         timeout_s: float,
+        device_ids: Iterable[str] | None = None,
         each: Mapping[str, tuple[object, ...]] | None = None,
     ) -> tuple[dict[str, Answer], tuple[Loss, ...]]:
-        """Call a method on every worker; one that is silent, or fails by itself, is ended.
+        """Call as ``call`` does; a worker that is silent, or fails by itself, is ended.
 
         Returns:
             The answers, and who was lost. A worker that only lost contact with another is in
@@ -126,7 +127,8 @@ class Fleet:
         Raises:
             OrchestratorError: What a worker raised of our own errors, which the next would, too.
         """
-        answers, errors = self._answers(method, answer, arguments, timeout_s, self.device_ids, each)
+        asked = self.device_ids if device_ids is None else tuple(device_ids)
+        answers, errors = self._answers(method, answer, arguments, timeout_s, asked, each)
         losses = []
         for device_id, (distance, error) in errors.items():
             if distance == _OURS:

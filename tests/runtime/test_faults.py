@@ -29,8 +29,8 @@ def undisturbed(folder: Path) -> Case:
     return run_case(folder, "undisturbed", FaultPlan(), Forked(), None)
 
 
-def run(folder: Path, name: str, plan: FaultPlan, undisturbed: Case) -> Case:
-    case = run_case(folder, name, plan, Forked(), undisturbed.config)
+def run(folder: Path, name: str, plan: FaultPlan, undisturbed: Case, *overrides: str) -> Case:
+    case = run_case(folder, name, plan, Forked(), undisturbed.config, *overrides)
     assert case.breaches == ()
     return case
 
@@ -63,6 +63,23 @@ def test_a_worker_that_hangs_is_ended_and_gone_on_without(folder: Path, undistur
     (lost,) = [event for event in case.events if event.kind == "lost"]
     assert lost.device == "fast-0"
     assert "answered nothing" in lost.detail
+
+
+def test_a_worker_may_hang_in_the_last_checkpoint(folder: Path, undisturbed: Case) -> None:
+    """All steps are done then, and nobody looks for silent workers any more."""
+    case = run(folder, "last-hang", FaultPlan().hang_at(37, "fast-0", "save"), undisturbed)
+    assert [event.device for event in case.events if event.kind == "lost"] == ["fast-0"]
+
+
+def test_steps_that_are_lost_with_the_last_checkpoint_are_run_again(
+    folder: Path, undisturbed: Case
+) -> None:
+    """One chain of all devices: nobody else has the layers of the one that is killed."""
+    plan = FaultPlan().fail_at(37, "fast-0", "save")
+    chain = "control.strategy=balanced-pipeline"
+    case = run(folder, "last-fail", plan, undisturbed, chain)
+    (recovered,) = [e for e in case.events if (e.kind, e.device) == ("recovered", "")]
+    assert "return to the checkpoint of step 36; 4 steps are run again" in recovered.detail
 
 
 def test_a_full_disk_of_the_head_ends_the_run_and_the_same_command_goes_on(

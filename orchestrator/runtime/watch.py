@@ -50,6 +50,7 @@ class Watch:
         self._window_end = 0
         self._moved_s = 0.0  # when a step was last begun or finished
         self._trouble = Trouble()
+        self._aborting = False
         self._lost: list[Loss] = []
         self._gone: set[str] = set()
 
@@ -140,13 +141,14 @@ class Watch:
         Afterwards all that was reported is heard, and nothing runs. What went wrong meanwhile
         is what the abort brought about.
         """
-        self.holding = True  # no window moves any more
+        self.holding = self._aborting = True  # no window moves any more
         deadline_s = time.monotonic() + self._timeouts.receive_s
         while self.running and time.monotonic() < deadline_s:
             self.pump(WAKE_S)
             self._end_silent(self._silent_s)
         self._end(self.running, "it did not leave its step and was ended")
         self._trouble = Trouble()
+        self._aborting = False
 
     def end(self, device_ids: Iterable[str], reason: str) -> None:
         """End these workers; they are lost from now on."""
@@ -175,7 +177,8 @@ class Watch:
             self._trouble.failed(news.failure)
         if news.failure is not None or news.ended_before is not None:
             self.running.discard(device_id)
-        if news.ended_before is not None and not self.running and not self._trouble:
+        broken = self._trouble or self._aborting  # then some may have come further than others
+        if news.ended_before is not None and not self.running and not broken:
             assert news.ended_before == self.progress.next_step, (
                 f"{device_id} stands before step {news.ended_before}, "
                 f"the run before step {self.progress.next_step}"

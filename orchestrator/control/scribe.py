@@ -1,7 +1,7 @@
 """Writes down what happens: the events of a slot as one line each."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.control.records import NOT_FINITE, Clock, doubt_text
 from orchestrator.core.cluster import ClusterState
@@ -40,13 +40,16 @@ class Scribe:
                 detail = f"{device.kind} of pool {device.pool} joined in {device.zone}"
                 written.append(self._event("joined", detail, device.device_id))
             elif isinstance(event, DeviceLost):
-                written.append(self._event("lost", event.reason, event.device_id))
+                cause = "preemption" if event.preempted else "worker"
+                lost = self._event("lost", event.reason, event.device_id)
+                written.append(replace(lost, cause=cause))
             elif isinstance(event, PreemptionNotice):
                 detail = f"will be taken away at {event.deadline_s:.0f} s of the run's clock"
                 written.append(self._event("notice", detail, event.device_id))
             elif isinstance(event, Recovered):
                 detail = recovery_text(event)
-                written.append(self._event("recovered", detail, duration_s=event.duration_s))
+                made_up = self._event("recovered", detail, duration_s=event.duration_s)
+                written.append(replace(made_up, cause=event.source))
             elif isinstance(event, CheckpointFailed):
                 detail = f"{CHECKPOINT_FAILED}: of step {event.step}: {event.reason}"
                 written.append(self._event("warning", detail))

@@ -380,6 +380,7 @@ class RunEvent:
     detail: str
     device: str = ""
     duration_s: float | None = None  # of the run's clock
+    cause: str = ""  # one of a few words, where a kind has several: what metrics are told apart by
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,10 @@ class Exporter:
                 self._count("egress_bytes_total", entry.egress_bytes, zone)
         for event in journal.events:
             if event.kind == "lost":
-                self._count("losses_total", 1, reason_label("worker"))
+                self._count("losses_total", 1, reason_label(event.cause or "worker"))
+            elif event.kind == "recovered" and event.cause:
+                self._count("recoveries_total", 1, event.cause)
+                self._observe("recovery_duration_seconds", event.duration_s or 0.0)
             elif event.kind in ("alarm", "warning"):
                 self._count("warnings_total", 1, reason_label(event.detail))
         self._show_phases(journal.reports)

@@ -111,6 +111,12 @@ METRICS: Mapping[str, Metric] = {
     ),
     "price_age_seconds": Metric("gauge", "Since the pool's price was last read.", ("pool",)),
     "losses_total": Metric("counter", "Devices lost.", ("reason",)),
+    "recoveries_total": Metric(
+        "counter", "Losses made up for, by where layers came from.", ("source",)
+    ),
+    "recovery_duration_seconds": Metric(
+        "histogram", "From a fault being known to all standing at one step.", buckets=_SECONDS
+    ),
     "fallbacks_total": Metric("counter", "Second-best ways taken.", ("reason",)),
     "lease_samples": Metric("gauge", "Samples of the run by status.", ("status",)),
     "emulation_late_ratio": Metric("gauge", "Share of emulated operations that came late."),
@@ -122,7 +128,7 @@ REASONS = frozenset(
     {
         "keep", "reassign", "switch", "budget_wait", "budget_cap_reached", "budget_cap_near",
         "price_unknown", "no_feasible_plan", "user_rows_infeasible", "finished", "budget",
-        "stopped", "assignment", "deadline", "not_finite", "worker",
+        "stopped", "assignment", "deadline", "not_finite", "worker", "preemption",
         "price", "budget_infeasible", "tau_v", "queue_cap",
         "checkpoint_failed", "checkpoint_damaged",
     }

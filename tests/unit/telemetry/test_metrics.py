@@ -33,8 +33,7 @@ COUNTS_AND_STATES = {
 }  # fmt: skip
 BOUNDED_LABELS = {
     "group", "phase", "device", "kind", "pool", "state", "zone", "reason", "decision", "schedule",
-    "strategy", "status", "version", "of", "where",
-}  # fmt: skip
+    "strategy", "status", "version", "of", "where", "source"}  # fmt: skip
 FACTS = RunFacts(
     strategy="joint", budget_usd_per_hour=4.0, budget_usd=8.0, zone_of_pool={"gpu": "z1"},
     num_samples=1000,
@@ -107,6 +106,9 @@ def make_journal() -> SlotJournal:
         ),
         events=(
             RunEvent(180.0, 3, "lost", "gone", "gpu-2"),
+            RunEvent(180.0, 3, "lost", "taken", "gpu-3", cause="preemption"),
+            RunEvent(180.0, 3, "recovered", "runs as predicted again", "gpu-4"),
+            RunEvent(180.0, 3, "recovered", "at step 5", duration_s=0.1, cause="replica"),
             RunEvent(180.0, 3, "alarm", "budget_infeasible: no plan keeps both"),
         ),
     )
@@ -269,3 +271,14 @@ def test_importing_the_options_does_not_load_the_client() -> None:
 def test_an_address_of_another_machine_is_named_with_its_key(host: str) -> None:
     with pytest.raises(ConfigError, match=rf"metrics.host '{host}', port 0: .*; write an address"):
         Exporter(0, host, "run")
+
+
+def test_losses_are_told_apart_by_cause_and_recoveries_by_where_layers_came_from(
+    exporter: Exporter,
+) -> None:
+    exporter.journal(make_journal())
+    assert value(exporter, "losses_total", reason="worker") == 1
+    assert value(exporter, "losses_total", reason="preemption") == 1
+    assert value(exporter, "recoveries_total", source="replica") == 1  # no device's own recovery
+    assert value(exporter, "recovery_duration_seconds_count") == 1
+    assert value(exporter, "recovery_duration_seconds_sum") == 0.1

@@ -25,7 +25,7 @@ from benchmarks.invariants import QUANTUM_S, alive, breaches, hits
 from benchmarks.result import Figure, Result, main
 from orchestrator import storage
 from orchestrator.config import RunConfig
-from orchestrator.control.faults import SURVIVED, Draw, FaultPlan, draw
+from orchestrator.control.faults import DRAWN, Draw, FaultPlan, draw
 from orchestrator.core.model import profile_to_json
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
 from orchestrator.errors import OrchestratorError, as_told
@@ -155,7 +155,7 @@ class Case:
 class Forked:
     """Runs with the head in this process, which is not to be killed."""
 
-    kinds = tuple(kind for kind in SURVIVED if kind != "kill_head")
+    kinds = tuple(kind for kind in DRAWN if kind != "kill_head")
 
     def __init__(self) -> None:
         self._actors = ForkedActors()
@@ -173,7 +173,7 @@ class Forked:
 class OnRay:
     """Runs as ``lyray run`` does them; Ray itself stays up in between."""
 
-    kinds = SURVIVED
+    kinds = DRAWN
 
     def run(self, config: RunConfig, view: View) -> Outcome:
         """Run to an end."""

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -17,7 +17,7 @@ FAULTS_FILE = "faults.jsonl"
 """In the folder of the run: each fault that has hit a process, one a line."""
 
 
-FaultAct = Literal["fail", "hang", "disk_full"]
+FaultAct = Literal["fail", "hang", "disk_full", "cut_link", "kill_driver"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class ProcessFault:
     kind: FaultAct
     at_step: int
     phase: str
+    peer: str | None = None  # with ``cut_link``: the device at the other end
 
 
 class Injector:
@@ -37,14 +38,24 @@ class Injector:
     anew, or a resumed run, goes through the same steps again.
     """
 
-    def __init__(self, owner: str, faults: Sequence[ProcessFault], run_url: str) -> None:
+    def __init__(
+        self,
+        owner: str,
+        faults: Sequence[ProcessFault],
+        run_url: str,
+        cut: Callable[[str], None] | None = None,
+        driver_pid: int | None = None,
+    ) -> None:
         """Take note of what to break.
 
         Args:
             owner: The device, or the head.
             faults: Its own.
             run_url: Folder of the run.
+            cut: Gives up the link to a device.
+            driver_pid: The job's process, which runs on the head's node.
         """
+        self._cut, self._driver_pid = cut, driver_pid
         self._owner, self._url = owner, storage.join(run_url, FAULTS_FILE)
         self._run_url = run_url
         rows = lines.read_lines(self._url) if faults else ()
@@ -76,5 +87,15 @@ class Injector:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "hang":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            case "kill_driver":
+                assert self._driver_pid is not None, "the head knows its driver"
+                os.kill(self._driver_pid, signal.SIGKILL)
+            case "cut_link":
+                assert self._cut is not None, "workers have links"
+                assert fault.peer is not None, "a link has two ends"
+                self._cut(fault.peer)
             case "disk_full":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._run_url)
+
+
+NO_FAULTS = Injector("nobody", (), "")

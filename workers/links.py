@@ -292,6 +292,12 @@ class LinkTransport:
         for sender in self._senders.values():
             sender.flush(deadline_s, timeout_s)
 
+    def cut(self, peer: int) -> None:
+        """Give up the link to one rank, which both ends see as the other's loss."""
+        self._check_peer(peer)
+        self._mailbox.lose(peer, "the link was cut")
+        self._senders[peer].say_goodbye()
+
     def close(self) -> None:
         """Free every blocked receiver, here and at the peers; what was not sent is dropped.
 

@@ -21,6 +21,9 @@ class Peers:
             timeout_s: Of every collective, and of the set-up.
         """
         self._transport_name, self._timeout_s = transport, timeout_s
+        self.device_ids: tuple[str, ...] = ()
+        """What the others are called, by rank; known once there is a plan."""
+
         self._groups: ProcessGroups | None = None
         self._transport: Transport | None = None
 
@@ -76,6 +79,11 @@ class Peers:
         """Close the transport only, which frees whoever waits for a message, here and there."""
         if self._transport is not None:
             self._transport.close()
+
+    def cut(self, device_id: str) -> None:
+        """Give up the link to one of them; nothing happens where there is none."""
+        if self._groups is not None and device_id in self.device_ids:
+            self.transport.cut(self.device_ids.index(device_id))
 
     def leave(self, error: BaseException | None = None) -> None:
         """Close everything, which frees every peer that waits. Any time, any thread.

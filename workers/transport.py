@@ -73,6 +73,9 @@ class Transport(Protocol):
             TransportClosedError: If this side is closed.
         """
 
+    def cut(self, peer: int) -> None:
+        """Give up the link to one rank, which both ends see as the other's loss."""
+
     def flush(self, timeout_s: float) -> None:
         """Block until everything queued was handed to the network.
 

@@ -19,7 +19,7 @@ from workers.data import SampleSource
 from workers.emulation import VirtualClock
 from workers.executor import Executor, RealClock, make_place
 from workers.failures import worker_failed
-from workers.faults import Injector
+from workers.faults import NO_FAULTS, Injector
 from workers.moving import find_moves, holders, move_layers
 from workers.orders import Assignment, EndReason, RunEnd, Standing, TaskInfo, WorkerSpec
 from workers.peers import Peers
@@ -52,22 +52,19 @@ class Worker:
         self._source: SampleSource | None = None
         self._samples: Samples | None = None
         self._peers = Peers(spec.transport, spec.timeout_s)
-        self._device_ids: tuple[str, ...] = ()
         self._state: ModelState | None = None
         self._discards = False
         self._optimizer: torch.optim.Optimizer | None = None
         self._first_owned: tuple[int, ...] = ()  # layers this worker saves
-        self._faults = Injector(device_id, spec.faults, spec.run_url)
+        self._faults = Injector(device_id, spec.faults, spec.run_url, self._peers.cut)
         every = spec.options.checkpoint_every_steps
         self._writer = CheckpointWriter(spec.run_url, every, self.outbox.put, self._faults.wrote)
         self._runner: StepRunner | None = None
         self._updater: Updater | None = None
         self._trace = StepTrace()
         self._assignment: Assignment | None = None
-        self._next_step = 0
-        self._end_step = 0
-        self._hold = False
-        self._closed = False
+        self._next_step, self._end_step = 0, 0
+        self._hold, self._closed = False, False
 
     # Set-up ------------------------------------------------------------------------------
 
@@ -127,7 +124,7 @@ class Worker:
 
     def _install(self, assignment: Assignment) -> None:
         assert self._model is not None, "load comes first"
-        self._assignment, self._device_ids = assignment, assignment.device_ids
+        self._assignment, self._peers.device_ids = assignment, assignment.device_ids
         self._end_step, self._hold, self._runner = assignment.end_step, False, None
         if assignment.restore is not None:
             self._writer.cancel(self._spec.timeout_s)  # of steps that are undone: not to be mixed
@@ -226,7 +223,7 @@ class Worker:
         bucket_bytes = sum(bucket.size_bytes for bucket in buckets)
         active = tuple(sorted(ranks[d] for d in assignment.plan.device_ids))
         self._updater = Updater(self._optimizer, state.parameters(), options, samples.num_steps)
-        faults = Injector(self._device_id, (), "") if assignment.discard else self._faults
+        faults = NO_FAULTS if assignment.discard else self._faults
         return StepRunner(
             device_id=self._device_id,
             plan=assignment.plan,
@@ -397,4 +394,6 @@ class Worker:
         if asked_to_close:
             return
         logger.error("device %s, step %d", self._device_id, self._next_step, exc_info=error)
-        self.outbox.put(worker_failed(error, self._device_id, self._next_step, self._device_ids))
+        self.outbox.put(
+            worker_failed(error, self._device_id, self._next_step, self._peers.device_ids)
+        )

@@ -31,10 +31,10 @@ PHASES: Mapping[FaultKind, tuple[Phase, ...]] = {
 }
 """Where each kind may hit that has a phase."""
 
-SURVIVED: tuple[FaultKind, ...] = (
-    "fail", "hang", "slow", "price", "notice", "join", "disk_full", "kill_head",
+DRAWN: tuple[FaultKind, ...] = (
+    "fail", "hang", "slow", "price", "notice", "join", "disk_full", "cut_link", "kill_head",
 )  # fmt: skip
-"""Kinds that this version survives; only these are drawn."""
+"""Kinds that a run survives by itself. The death of the job is not one: somebody has to resume."""
 
 _WEIGHTS: Mapping[FaultKind, int] = {
     "fail": 4,
@@ -44,6 +44,7 @@ _WEIGHTS: Mapping[FaultKind, int] = {
     "notice": 2,
     "join": 2,
     "disk_full": 1,
+    "cut_link": 1,
     "kill_head": 1,
 }
 """How often each is drawn."""
@@ -74,7 +75,8 @@ class Fault:
     """``fail``: a worker's process is killed. ``hang``: it stops. ``slow``: it takes longer.
     ``price``: a pool has another price. ``notice``: a device is taken away, after a warning.
     ``join``: one joins a pool. ``disk_full``: a write fails. ``kill_head``: the head's process is
-    killed. Others are not supported in this version."""
+    killed. ``kill_driver``: that of the job is, and ends all; the same command resumes.
+    ``cut_link``: two workers lose their connection."""
 
     at_step: int
     """The first step it may hit; what breaks a process hits once, at the first chance."""
@@ -124,7 +126,8 @@ class Fault:
     @property
     def where(self) -> Phase:
         """The phase in which it hits a process."""
-        return "save" if self.kind in ("disk_full", "kill_head") else self.phase or "forward"
+        of_head = self.kind in ("disk_full", "kill_head", "kill_driver")
+        return "save" if of_head else self.phase or "forward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +216,17 @@ class Draw:
     """Devices that are never killed, hung or taken away; one that is drawn when absent. They
     should hold the model alone."""
 
-    kinds: tuple[FaultKind, ...] = SURVIVED
+    kinds: tuple[FaultKind, ...] = DRAWN
 
     def __post_init__(self) -> None:
         if not self.faults >= 1:
             raise ValueError(f"faults is {self.faults}; write 1 or more")
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}; write 0 or more")
-        unknown = [kind for kind in self.kinds if kind not in SURVIVED]
+        unknown = [kind for kind in self.kinds if kind not in DRAWN]
         if unknown or not self.kinds:
             raise ValueError(
-                f"kinds is {', '.join(unknown) or 'empty'}; write some of {', '.join(SURVIVED)}"
+                f"kinds is {', '.join(unknown) or 'empty'}; write some of {', '.join(DRAWN)}"
             )
 
 
@@ -300,6 +303,11 @@ class _Dice:
     def join(self, step: int) -> Fault:
         return Fault(kind="join", at_step=step, pool=_pick(self.rng, tuple(self.prices_per_hour)))
 
+    def cut_link(self, step: int) -> Fault:
+        device = _pick(self.rng, self.devices)
+        peer = _pick(self.rng, [other for other in self.devices if other != device])
+        return Fault(kind="cut_link", at_step=step, device=device, peer=peer)
+
     def disk_full(self, step: int) -> Fault:
         device = _pick(self.rng, (None, *self.exposed))
         return Fault(kind="disk_full", at_step=step, device=device)
@@ -313,5 +321,6 @@ _DRAWS: Mapping[FaultKind, Callable[[_Dice, int], Fault]] = {
     "notice": _Dice.notice,
     "join": _Dice.join,
     "disk_full": _Dice.disk_full,
+    "cut_link": _Dice.cut_link,
     "kill_head": lambda _, step: Fault(kind="kill_head", at_step=step),
 }

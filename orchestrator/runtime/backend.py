@@ -28,7 +28,7 @@ from orchestrator.core.slot import (
 )
 from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.checkpoints import Checkpoints
-from orchestrator.runtime.crew import Boundary, Holders, Order
+from orchestrator.runtime.crew import ATTEMPTS, Boundary, Holders, Order
 from orchestrator.runtime.progress import Meter
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.trouble import SYMPTOMS
@@ -283,19 +283,24 @@ class RayBackend:
             if self._events:
                 return False
         progress, truth = self._watch.progress, self._rig.truth
-        order = Order(
-            plan=plan,
-            moves=moves,
-            first_step=progress.next_step,
-            end_step=self._watch.reach,
-            restore=None if self._holders or discard else self._restore,
-            discard=discard,
-            run_clock_s=self.now_s(),
-            stages=truth.stages(plan, progress.next_step) if truth else None,
-        )
-        if not self._crew.install(order):
+        for _ in range(ATTEMPTS):
+            order = Order(
+                plan=plan,
+                moves=moves,
+                first_step=progress.next_step,
+                end_step=self._watch.reach,
+                restore=None if self._holders or discard else self._restore,
+                discard=discard,
+                run_clock_s=self.now_s(),
+                stages=truth.stages(plan, progress.next_step) if truth else None,
+            )
+            if self._crew.install(order):
+                break
             self._recover()
-            return False
+            if self._events:
+                return False
+        else:
+            raise LostWorkerError(f"the workers lost contact {ATTEMPTS} times while plans changed")
         self._generation, self._holders = plan.generation, plan.holders
         progress.expect(plan.device_ids, plan.generation)
         return True

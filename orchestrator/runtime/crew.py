@@ -145,11 +145,12 @@ class Crew:
         )
 
     def install(self, order: Order) -> bool:
-        """Have all take their places at a step boundary; False when one was lost meanwhile.
+        """Have all take their places at a step boundary; False when not all could.
+
+        Some may be lost then, or only have lost contact: ``regroup`` tells, and joins the rest.
 
         Raises:
             OrchestratorError: If the checkpoint or the optimizer does not fit the model.
-            LostWorkerError: If nobody was lost, and yet they do not find each other.
         """
         assignment = Assignment(
             generation=order.plan.generation,
@@ -165,16 +166,10 @@ class Crew:
         )
         # Devices of other machines have monotonic clocks of their own: they go by wall time.
         wall_zero_s = None if self._shares_clock else time.time() - order.run_clock_s
-        ready, losses = self.fleet.ask(
+        ready, _ = self.fleet.ask(
             "install", NoneType, assignment, wall_zero_s, timeout_s=self._timeouts.checkpoint_s
         )
-        if missing := sorted(set(self._world) - ready.keys()):
-            if not losses:
-                raise LostWorkerError(
-                    f"{', '.join(missing)} did not find the others when the plan changed"
-                )
-            return False
-        return True
+        return ready.keys() >= set(self._world)
 
     def save(self, watch: Watch, step: int, holders: Holders) -> tuple[CheckpointPart, ...] | None:
         """Have every layer written by the first of those who hold it; None: one of them is lost.
@@ -328,9 +323,10 @@ def _emulation(stages: Mapping[str, StageTruth] | None) -> Mapping[str, Emulated
     }
 
 
-def head_injector(config: RunConfig) -> Injector:
-    """What breaks the head as the run's faults say."""
-    return Injector("head", _process_faults(config, None), config.run.run_url)
+def head_injector(config: RunConfig, driver_pid: int | None) -> Injector:
+    """What breaks the head, and the process that started it, as the run's faults say."""
+    faults = _process_faults(config, None)
+    return Injector("head", faults, config.run.run_url, driver_pid=driver_pid)
 
 
 def _process_faults(config: RunConfig, device_id: str | None) -> tuple[ProcessFault, ...]:
@@ -340,9 +336,11 @@ def _process_faults(config: RunConfig, device_id: str | None) -> tuple[ProcessFa
         "kill_head": "fail",
         "hang": "hang",
         "disk_full": "disk_full",
+        "cut_link": "cut_link",
+        "kill_driver": "kill_driver",
     }
     return tuple(
-        ProcessFault(number, kinds[fault.kind], fault.at_step, fault.where)
+        ProcessFault(number, kinds[fault.kind], fault.at_step, fault.where, fault.peer)
         for number, fault in enumerate(config.emulation.faults)
         if fault.kind in kinds and fault.device == device_id
     )

@@ -35,7 +35,7 @@ NO_CURSOR: Cursor = (0, 0, 0)
 class HeadActor:
     """The head's Ray shell: what it needs is loaded in its own process only."""
 
-    def __init__(self, config: RunConfig, working_dir: str) -> None:
+    def __init__(self, config: RunConfig, working_dir: str, driver_pid: int) -> None:
         # These load torch and CVXPY.
         from orchestrator.runtime.crew import send_output  # noqa: PLC0415 - as above
         from orchestrator.runtime.head import Head  # noqa: PLC0415 - as above
@@ -43,7 +43,7 @@ class HeadActor:
         send_output(config, "head")
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         logger.info("the head is process %s", os.getpid())
-        self._head = Head(config, working_dir)
+        self._head = Head(config, working_dir, driver_pid=driver_pid)
 
     def run(self, comparing: Comparing | None, *, at_once: bool) -> Outcome:
         """See ``Head.run``."""
@@ -299,7 +299,7 @@ def _live(
     # No restart: a head that comes back alone has no workers. Threads: the loop, and answers.
     options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 4, "scheduling_strategy": here}
     shell: Any = ray.remote(**options)(HeadActor)  # type: ignore[call-overload]  # partly typed
-    head = shell.remote(config, str(Path.cwd()))
+    head = shell.remote(config, str(Path.cwd()), os.getpid())
     try:
         running = head.run.remote(comparing, at_once=at_once)
         signals.stop_with(head.stop.remote)

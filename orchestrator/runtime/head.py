@@ -56,18 +56,26 @@ class _StoppedEarlyError(Exception):
 class Head:
     """Behind the actor: ``run`` blocks one thread, ``status`` and ``stop`` come on others."""
 
-    def __init__(self, config: RunConfig, working_dir: str, *, actors: Any = ray) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        working_dir: str,
+        *,
+        actors: Any = ray,
+        driver_pid: int | None = None,
+    ) -> None:
         """Begin with what the folder of the run holds.
 
         Args:
             config: The whole file.
             working_dir: Where the user's task is imported from.
             actors: Ray, or what offers as much of it.
+            driver_pid: The job's process.
         """
         self._config = config
         self._working_dir = working_dir
         self._actors = actors
-        self._faults = head_injector(config)
+        self._faults = head_injector(config, driver_pid)
         self._store = RunStore(config.run.run_url)
         self._checkpoints = CheckpointStore(
             config.run.run_url, keep_checkpoints=config.training.keep_checkpoints

@@ -3,13 +3,15 @@
 import argparse
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import chaos
-from benchmarks.chaos import NUM_LAYERS, NUM_STEPS, Case, Forked, run_case
-from benchmarks.invariants import STATE_TOLERANCE, hits
+from benchmarks.chaos import NUM_LAYERS, NUM_STEPS, Case, Forked, make_config, run_case
+from benchmarks.invariants import STATE_TOLERANCE, breaches, hits
 from orchestrator.control.faults import PHASES, FaultPlan, Phase
 from orchestrator.control.persistence import RunStore
 from tests.runtime.reference import largest_difference, saved_parameters, train_alone
@@ -63,6 +65,36 @@ def test_a_worker_that_hangs_is_ended_and_gone_on_without(folder: Path, undistur
     (lost,) = [event for event in case.events if event.kind == "lost"]
     assert lost.device == "fast-0"
     assert "answered nothing" in lost.detail
+
+
+@pytest.mark.parametrize(("device", "peer"), [("fast-0", "slow-0"), ("slow-1", "slow-0")])
+def test_workers_whose_link_is_cut_are_joined_again(
+    folder: Path, undisturbed: Case, device: str, peer: str
+) -> None:
+    """pytorch/gloo#521: nobody is dead, and yet nothing comes any more; used or not."""
+    plan = FaultPlan().cut_link_at(12, device, peer)
+    chain = "control.strategy=balanced-pipeline"
+    case = run(folder, f"cut-{device}", plan, undisturbed, chain)
+    assert [hit["kind"] for hit in hits(case.config)] == ["cut_link"]
+    assert not [event for event in case.events if event.kind == "lost"]
+
+
+def test_a_job_that_is_killed_goes_on_with_the_same_command(
+    tmp_path: Path, undisturbed: Case
+) -> None:
+    """ray-project/ray#46814: resume is the default, and nothing is lost or done twice."""
+    config = make_config(tmp_path, "killed-job")
+    (tmp_path / "run.yaml").write_text(config.to_yaml())
+    (tmp_path / "chaos.yaml").write_text("faults: [{kind: kill_driver, at_step: 15}]")
+    command = [sys.executable, "-m", "orchestrator", "run", str(tmp_path / "run.yaml")]
+    command += ["--chaos", str(tmp_path / "chaos.yaml")]
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    first, second = (
+        subprocess.run(command, env=environment, capture_output=True, check=False) for _ in range(2)
+    )
+    assert first.returncode == -signal.SIGKILL
+    assert second.returncode == 0, second.stderr.decode()
+    assert breaches(config, undisturbed.config) == ()
 
 
 def test_a_worker_may_hang_in_the_last_checkpoint(folder: Path, undisturbed: Case) -> None:

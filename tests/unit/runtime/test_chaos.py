@@ -63,7 +63,6 @@ def test_drawn_faults_are_those_of_the_seed(tmp_path: Path) -> None:
         ("faults: [{kind: fail, at_step: 1}]", r"faults\[0\].device is missing; fail needs"),
         ("faults: [{kind: fail, at_step: 1, device: x-0}]", r"device is 'x-0'; known: fast-0, "),
         ("faults: [{kind: price, at_step: 1, pool: x, price_per_hour: 1}]", "pool is 'x'; known"),
-        ("faults: [{kind: kill_driver, at_step: 1}]", "kind is kill_driver: not supported in this"),
         ("faults: [{kind: fail, at_step: 1, devise: fast-0}]", "did you mean device"),
         ("draw: {sede: 3}", "chaos.yaml: draw has the unknown key 'sede'"),
         ("draw: {seed: x}", "draw.seed is 'x'; it must be of type int"),

@@ -26,6 +26,7 @@ from orchestrator.core.slot import (
     RunEvent,
     RunEventKind,
     SlotJournal,
+    WorkerFailed,
 )
 from orchestrator.planning.blocks import with_surcharges
 from orchestrator.planning.guards import LedgerView
@@ -217,10 +218,12 @@ class Books:
         """Count losses of devices in use; whether the budgets still cover them.
 
         Devices lost in one slot count once; those that were taken away have a budget of
-        their own.
+        their own. Workers that lost contact although none of them is gone have failed, too.
         """
         lost = [e for e in events if isinstance(e, DeviceLost) and e.device_id in in_use]
         failed, preempted = not all(e.preempted for e in lost), any(e.preempted for e in lost)
+        if not lost:
+            failed = any(isinstance(e, WorkerFailed) for e in events)
         options = self.options
         used_up = (failed and 0 <= options.max_failures <= self.num_failures) or (
             preempted and 0 <= options.max_preemptions <= self.num_preemptions
@@ -277,6 +280,16 @@ class Books:
             or cluster.offer(device.pool).billed == "while_present"
         )
         return replace(cluster, devices=devices)
+
+    @property
+    def why_none_plannable(self) -> str:
+        """Why ``plannable`` has no devices, where it has none."""
+        present = {device.device_id for device in self.estimator.cluster.devices}
+        if not present:
+            return "no_device: none is there; the run waits for one"
+        if present <= self._leaving:
+            return "no_device: every one is about to be taken away; the run waits for another"
+        return "price_unknown: the price feed is too old for every pool that is on offer"
 
     def surcharged(self, cluster: ClusterState) -> ClusterState:
         """The cluster with what blocks of billing add to the score of using a device."""

@@ -14,7 +14,7 @@ from orchestrator.planning.drift import Drift
 from orchestrator.planning.event import retime
 from orchestrator.planning.frontier import COST_TOLERANCE
 from orchestrator.planning.guards import LedgerView
-from orchestrator.planning.lyapunov import ControlOptions, Incumbent, decide, idle_decision
+from orchestrator.planning.lyapunov import ControlOptions, Incumbent, decide
 from orchestrator.planning.pricing import is_held_back, nearest_breach, refusal, search_within
 
 if TYPE_CHECKING:
@@ -88,9 +88,6 @@ class Chooser:
         Raises:
             InfeasibleError: If the model, or the user's limits, never allow a plan.
         """
-        if not problem.cluster.devices:
-            reason = "price_unknown: the price feed is too old for every pool that is on offer"
-            return Choice(idle_decision(problem.incumbent, problem.schedules[0], reason))
         started_s = self.stopwatch()
         found: tuple[Candidate, ...] = ()
         fallbacks: list[str] = []

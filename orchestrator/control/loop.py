@@ -29,6 +29,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.planning.constraints import make_rows
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.guards import affordable_s
+from orchestrator.planning.lyapunov import idle_decision
 
 if TYPE_CHECKING:
     from orchestrator.control.treasury import Treasury
@@ -145,7 +146,10 @@ class ControlLoop:
 
     def _choose(self, slot: Settled) -> Choice:
         problem, treasury, surveyed = self.problem(), self._books.treasury, None
-        if not treasury.best_ratio_samples_per_usd and problem.cluster.devices:
+        if not problem.cluster.devices:
+            reason = self._books.why_none_plannable
+            return Choice(idle_decision(self._incumbent, problem.schedules[0], reason))
+        if not treasury.best_ratio_samples_per_usd:
             surveyed = self._chooser.survey(problem, treasury)
             problem = self.problem()
         stood = not (slot.reports or slot.elapsed_s)  # else the cluster went on by itself
@@ -210,8 +214,14 @@ class ControlLoop:
         if self._incumbent is None or decision.plan.generation != self._incumbent.generation:
             self._books.take_over(decision, replans=self._incumbent is not None)
         fallbacks = (scribe.note("fallback", fallback) for fallback in choice.fallbacks)
-        self.book(SlotJournal(events=(*fallbacks, *scribe.decision(decision))))
+        changes = () if self._waits_on(decision) else scribe.decision(decision)
+        self.book(SlotJournal(events=(*fallbacks, *changes)))
         self._incumbent, self._decision = decision.plan, decision
+
+    def _waits_on(self, decision: Decision) -> bool:
+        """Whether nothing runs for the same cause as before, which is no news."""
+        before = self._decision
+        return decision.kind == before.kind == "idle" and _cause(decision) == _cause(before)
 
     def _finish(self, status: OutcomeStatus, reason: str, slot: Settled | None) -> SlotRecord:
         started_cpu_s = self.cpu_clock()
@@ -247,3 +257,7 @@ class ControlLoop:
             sink(record)
         self._books.slot += 1
         return record
+
+
+def _cause(decision: Decision) -> str:
+    return decision.reason.partition(":")[0]

@@ -85,6 +85,7 @@ class RayBackend:
         self._told_offers = rig.presence.offers()
         self._interrupted = threading.Event()
         self._events: list[ClusterEvent] = []  # not yet observed
+        self._end: LostWorkerError | None = None  # what it cost is observed before it is raised
         self._devices = {device.device_id: device for device in rig.cluster.devices}
         self._quarantine = Quarantine(config.control.slot_s)
         self._sight = rig.presence.look(self._watch.progress.next_step, meter.clock.now_s())
@@ -109,25 +110,38 @@ class RayBackend:
         if not self._applied:
             return self._observation()
         end_s = self._slot_from_s + self._config.control.slot_s
-        while not self._events and not self._slot_is_over(end_s):
-            self._watch.pump(max(0.0, min(WAKE_S, end_s - self.now_s())))
-            events = self._watch.events()
-            self._follow()
-            self._take(events)
-            self._look_around()
+        try:
+            while not self._events and not self._slot_is_over(end_s):
+                self._watch.pump(max(0.0, min(WAKE_S, end_s - self.now_s())))
+                events = self._watch.events()
+                self._follow()
+                self._take(events)
+                self._look_around()
+        except LostWorkerError as error:
+            self._end = error
         return self._observation()
 
     def apply(self, decision: Decision) -> None:
-        """Run the decided plan from the next step boundary on; a kept one does not pause."""
+        """Run the decided plan from the next step boundary on; a kept one does not pause.
+
+        Raises:
+            LostWorkerError: If the workers that are left cannot go on.
+        """
+        if self._end is not None:
+            raise self._end
         plan, self._run_until_s, self._applied = decision.plan, decision.run_until_s, True
         self._meter.clock.start()
         if self._interrupted.is_set():
             return  # the end is near: nothing is worth starting
         if decision.predicted.step_s:
             self._watch.step_s = decision.predicted.step_s
+        if plan != self._plan and not self._stand():
+            return  # what happened is for the next observation, and nothing runs until then
+        if plan.is_idle and self._is_leaving():
+            self._secure()
+            if self._events:
+                return
         if plan != self._plan:
-            if not self._stand():
-                return  # what happened is for the next observation, and nothing runs until then
             self._meter.hold(plan.device_ids, self.now_s())
             if not plan.is_idle and not self._install(plan, decision.migration.moves):
                 return
@@ -137,16 +151,11 @@ class RayBackend:
 
     def checkpoint(self) -> CheckpointManifest | None:
         """Stop at a step boundary and write all layers; None when nothing ran yet."""
+        if self._end is not None:
+            raise self._end
         self._stand()
         self._applied = False
-        step = self._watch.progress.next_step
-        while self._holders and self._checkpoints.newest_step != step:
-            parts = self._crew.save(self._watch, step, self._holders)
-            if parts is None:
-                self._recover()
-                step = self._watch.progress.next_step
-            else:
-                self._checkpoints.write(step, self._generation, parts, self._before_checkpoint)
+        self._secure()
         return self._checkpoints.newest
 
     def close(self) -> None:
@@ -276,6 +285,22 @@ class RayBackend:
         self._take(events)
         return not self._events
 
+    def _is_leaving(self) -> bool:
+        """Whether somebody under notice holds layers that nobody else does."""
+        leaving = self._sight.leaving_s.keys()
+        return any(leaving >= set(devices) for devices in self._holders.values())
+
+    def _secure(self) -> None:
+        """Write all layers at the boundary where all stand, unless they are written already."""
+        step = self._watch.progress.next_step
+        while self._holders and self._checkpoints.newest_step != step:
+            parts = self._crew.save(self._watch, step, self._holders)
+            if parts is None:
+                self._recover()
+                step = self._watch.progress.next_step
+            else:
+                self._checkpoints.write(step, self._generation, parts, self._before_checkpoint)
+
     def _install(self, plan: Plan, moves: tuple[Move, ...], *, discard: bool = False) -> bool:
         """Bring the layers where a plan wants them; False when a device was lost meanwhile."""
         if not self._crew.is_joined:
@@ -313,9 +338,11 @@ class RayBackend:
         if any(failure.user_traceback for failure in failures):
             self._events += failures
         elif failures or self._uses(e.device_id for e in events if isinstance(e, DeviceLost)):
-            for failure in failures:
-                if not failure.message.startswith(SYMPTOMS):  # who knows what state it is in
-                    self._watch.end([failure.device_id], f"it failed: {failure.message}")
+            own = [f for f in failures if not f.message.startswith(SYMPTOMS)]
+            for failure in own:  # who knows what state it is in
+                self._watch.end([failure.device_id], f"it failed: {failure.message}")
+            if not own and not any(isinstance(event, DeviceLost) for event in events):
+                self._events += failures  # nobody is gone, and yet they lost each other
             self._recover()
 
     def _recover(self) -> None:
@@ -325,7 +352,7 @@ class RayBackend:
         them return to the newest checkpoint.
 
         Raises:
-            LostWorkerError: If nobody is left.
+            LostWorkerError: If nobody is left, although there are devices.
         """
         started_s, progress = self.now_s(), self._watch.progress
         boundary = self._crew.regroup(self._watch) or self._await_anybody()
@@ -346,6 +373,8 @@ class RayBackend:
     def _await_anybody(self) -> Boundary:
         """Wait until a lost device has a new worker: nobody else is left.
 
+        Where no device is there any more, nobody is waited for: the run goes on, idle.
+
         Raises:
             LostWorkerError: If none is ready in time.
         """
@@ -353,6 +382,8 @@ class RayBackend:
         deadline_s = time.monotonic() + self._timeouts.start_s
         while time.monotonic() < deadline_s:
             self._look_around()
+            if not self._sight.present:
+                return Boundary(0, {})
             if self._fleet.device_ids and (boundary := self._crew.regroup(self._watch)):
                 return boundary
             if not self._fleet.recruited:

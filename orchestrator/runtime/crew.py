@@ -199,6 +199,8 @@ class Crew:
     def enlist(self, place: Place) -> None:
         """Start a worker on a device that has none; nobody waits for it."""
         self._places[place.device_id] = place
+        if place.device_id in self._world:
+            self._world = ()  # whoever takes the place is not joined yet
         self.fleet.enlist(place, self._spec(place))
 
     # After a fault -------------------------------------------------------------------

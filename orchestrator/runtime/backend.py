@@ -38,10 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class RayBackend:
-    """Implements ``Backend`` on started workers; every method is called by one thread.
-
-    Only ``interrupt`` may come from another one.
-    """
+    """Implements ``Backend`` on started workers; one thread calls all but ``interrupt``."""
 
     def __init__(
         self,
@@ -84,11 +81,13 @@ class RayBackend:
         self._applied = False  # something was decided since the start, or since ``checkpoint``
         self._told_offers = rig.presence.offers()
         self._interrupted = threading.Event()
-        self._events: list[ClusterEvent] = []  # not yet observed
         self._end: LostWorkerError | None = None  # what it cost is observed before it is raised
         self._devices = {device.device_id: device for device in rig.cluster.devices}
         self._quarantine = Quarantine(config.control.slot_s)
         self._sight = rig.presence.look(self._watch.progress.next_step, meter.clock.now_s())
+        self._events: list[ClusterEvent] = [  # not yet observed
+            PreemptionNotice(device_id, at_s) for device_id, at_s in self._sight.leaving_s.items()
+        ]
         self._slot_from_s = meter.clock.now_s()
 
     @property
@@ -122,11 +121,7 @@ class RayBackend:
         return self._observation()
 
     def apply(self, decision: Decision) -> None:
-        """Run the decided plan from the next step boundary on; a kept one does not pause.
-
-        Raises:
-            LostWorkerError: If the workers that are left cannot go on.
-        """
+        """Run the decided plan from the next step boundary on; a kept one does not pause."""
         if self._end is not None:
             raise self._end
         plan, self._run_until_s, self._applied = decision.plan, decision.run_until_s, True
@@ -151,8 +146,6 @@ class RayBackend:
 
     def checkpoint(self) -> CheckpointManifest | None:
         """Stop at a step boundary and write all layers; None when nothing ran yet."""
-        if self._end is not None:
-            raise self._end
         self._stand()
         self._applied = False
         self._secure()
@@ -267,12 +260,9 @@ class RayBackend:
     # At a step boundary --------------------------------------------------------------
 
     def _new_watch(self, next_step: int, last_step: int) -> Watch:
+        slot_s = self._config.control.slot_s
         return Watch(
-            self._fleet,
-            self._timeouts,
-            slot_s=self._config.control.slot_s,
-            next_step=next_step,
-            last_step=last_step,
+            self._fleet, self._timeouts, slot_s=slot_s, next_step=next_step, last_step=last_step
         )
 
     def _stand(self) -> bool:
@@ -355,6 +345,9 @@ class RayBackend:
             LostWorkerError: If nobody is left, although there are devices.
         """
         started_s, progress = self.now_s(), self._watch.progress
+        self._watch.lose(
+            self._fleet.losses
+        )  # of which some were found out while something was asked
         boundary = self._crew.regroup(self._watch) or self._await_anybody()
         source: Literal["replica", "checkpoint", "start"] = "replica"
         if self._holders:

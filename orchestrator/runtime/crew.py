@@ -17,7 +17,7 @@ from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Move, Plan
 from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.actors import Place
-from orchestrator.runtime.fleet import LINGER_S, Answer, Fleet
+from orchestrator.runtime.fleet import LINGER_S, SILENT_S, Answer, Fleet
 from orchestrator.runtime.truth import StageTruth
 from orchestrator.runtime.watch import Watch
 from workers.actor import WorkerActor
@@ -88,6 +88,8 @@ class Crew:
             actors: Ray, or what offers as much of it.
         """
         self._timeouts = config.failure.timeouts
+        # Whoever waits for one that died may do so for as long as a receive: it is not hung.
+        self._patience_s = self._timeouts.receive_s + SILENT_S
         self._shares_clock = config.cluster.source == "emulated"
         self._config, self._working_dir = config, working_dir
         self._places = {place.device_id: place for place in places}
@@ -167,7 +169,12 @@ class Crew:
         # Devices of other machines have monotonic clocks of their own: they go by wall time.
         wall_zero_s = None if self._shares_clock else time.time() - order.run_clock_s
         ready, _ = self.fleet.ask(
-            "install", NoneType, assignment, wall_zero_s, timeout_s=self._timeouts.checkpoint_s
+            "install",
+            NoneType,
+            assignment,
+            wall_zero_s,
+            timeout_s=self._timeouts.checkpoint_s,
+            patience_s=self._patience_s,
         )
         return ready.keys() >= set(self._world)
 
@@ -257,7 +264,14 @@ class Crew:
         timeout_s: float | None = None,
     ) -> dict[str, Answer]:
         longest_s = self._timeouts.hold_s if timeout_s is None else timeout_s
-        answers, losses = self.fleet.ask(method, answer, *arguments, timeout_s=longest_s, each=each)
+        answers, losses = self.fleet.ask(
+            method,
+            answer,
+            *arguments,
+            timeout_s=longest_s,
+            each=each,
+            patience_s=self._patience_s,
+        )
         watch.lose(losses)
         return answers
 

@@ -104,7 +104,8 @@ class Fleet:
             OrchestratorError: What a worker raised of our own errors.
         """
         asked = self.device_ids if device_ids is None else tuple(device_ids)
-        answers, errors = self._answers(method, answer, arguments, timeout_s, asked, each)
+        calls = {d: (*arguments, *(each or {}).get(d, ())) for d in asked}
+        answers, errors = self._answers(method, answer, calls, timeout_s, SILENT_S)
         if errors:
             raise min(errors.values(), key=lambda found: found[0])[1]
         return answers
@@ -117,8 +118,12 @@ class Fleet:
         timeout_s: float,
         device_ids: Iterable[str] | None = None,
         each: Mapping[str, tuple[object, ...]] | None = None,
+        patience_s: float = SILENT_S,
     ) -> tuple[dict[str, Answer], tuple[Loss, ...]]:
         """Call as ``call`` does; a worker that is silent, or fails by itself, is ended.
+
+        ``patience_s`` is how long the others may take once one has failed: longer than they
+        wait for it themselves, else they are taken for hung.
 
         Returns:
             The answers, and who was lost. A worker that only lost contact with another is in
@@ -128,7 +133,8 @@ class Fleet:
             OrchestratorError: What a worker raised of our own errors, which the next would, too.
         """
         asked = self.device_ids if device_ids is None else tuple(device_ids)
-        answers, errors = self._answers(method, answer, arguments, timeout_s, asked, each)
+        calls = {d: (*arguments, *(each or {}).get(d, ())) for d in asked}
+        answers, errors = self._answers(method, answer, calls, timeout_s, patience_s)
         losses = []
         for device_id, (distance, error) in errors.items():
             if distance == _OURS:
@@ -146,15 +152,14 @@ class Fleet:
         self,
         method: str,
         answer: type[Answer],
-        arguments: tuple[object, ...],
+        calls: Mapping[str, tuple[object, ...]],
         timeout_s: float,
-        asked: Iterable[str],
-        each: Mapping[str, tuple[object, ...]] | None,
+        patience_s: float,
     ) -> tuple[dict[str, Answer], dict[str, tuple[int, OrchestratorError]]]:
         """The answers that came, and of the other workers the errors with their distances."""
         pending = {
-            getattr(self._members[d].actor, method).remote(*arguments, *(each or {}).get(d, ())): d
-            for d in asked
+            getattr(self._members[d].actor, method).remote(*arguments): d
+            for d, arguments in calls.items()
         }
         answers: dict[str, Answer] = {}
         errors: dict[str, tuple[int, OrchestratorError]] = {}
@@ -175,7 +180,7 @@ class Fleet:
                 except (RayTaskError, RayActorError) as error:
                     # The others may know more: the cause is rarely the first to be told.
                     errors[device_id] = self._explain(error, device_id, method)
-                    deadline_s = min(deadline_s, time.monotonic() + SILENT_S)
+                    deadline_s = min(deadline_s, time.monotonic() + patience_s)
         return answers, errors
 
     def tell(

@@ -75,6 +75,7 @@ def test_a_shaped_link_carries_what_it_is_set_to(cluster: RayNodes, tmp_path: Pa
 def test_an_uneven_plan_is_faster_than_even_shares_where_devices_are_unlike(
     drifting: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """huggingface/pytorch-image-models#580: how much unequal batches gain on unlike cards."""
     joint, even, _ = json.loads((drifting.folder / "compare.json").read_text())
     assert (joint["strategy"], even["strategy"]) == ("joint", "even-split")
     uneven = shares(joint["plan"]["groups"])

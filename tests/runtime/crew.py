@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from orchestrator.core.cluster import Device, Offer
 from orchestrator.core.durable import CheckpointFile, CheckpointPart
 from orchestrator.core.slot import StepReport, WorkerFailed
-from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.crew import Boundary, Order
 from orchestrator.runtime.presence import Present, Sight
@@ -119,10 +118,15 @@ class FakeCrew:
         )
 
     def kill(self, device_id: str) -> None:
-        if self.layers.pop(device_id, None) is not None:
-            loss = Loss(device_id, "its process was killed")
-            self._gone.append(loss)
-            self._told.append(loss)
+        if device_id in self.layers:
+            self._told.append(self._die(device_id))
+
+    def _die(self, device_id: str) -> Loss:
+        """Without telling: whoever asks finds out."""
+        del self.layers[device_id]
+        loss = Loss(device_id, "its process was killed")
+        self._gone.append(loss)
+        return loss
 
     def kill_silent(self, longest_s: float) -> tuple[Loss, ...]:
         return ()
@@ -148,7 +152,7 @@ class FakeCrew:
 
     def install(self, order: Order) -> bool:
         if self.dies_in_install:
-            self.kill(self.dies_in_install)
+            self._die(self.dies_in_install)
             self.dies_in_install = None
             return False
         assert self.is_joined, "workers that are not joined cannot take places together"
@@ -162,20 +166,23 @@ class FakeCrew:
             )
         return True
 
-    def save(self, step: int, holders: Mapping[int, tuple[str, ...]]) -> tuple[CheckpointPart, ...]:
+    def save(
+        self, watch: Watch, step: int, holders: Mapping[int, tuple[str, ...]]
+    ) -> tuple[CheckpointPart, ...] | None:
         if self.dies_in_save:
-            self.kill(self.dies_in_save)
+            self._die(self.dies_in_save)
             self.dies_in_save = None
         if not {devices[0] for devices in holders.values()} <= self.layers.keys():
-            raise LostWorkerError("a device was lost: its process was killed during 'save'")
+            watch.lose(self._gone)
+            return None
         assert step == self.next_step, "whoever saves stands there"
         self.saved.append(step)
         files = tuple(CheckpointFile(layer, f"layer-{layer}", 1, "0") for layer in holders)
         return (CheckpointPart(step, self._generation, files),)
 
     def regroup(self, watch: Watch) -> Boundary | None:
+        watch.lose(self._told)
         self._running, self._told = (), []
-        watch.lose(self._gone)
         watch.drain()
         if not self.layers:
             return None

@@ -65,6 +65,8 @@ LANGUAGE_PLAN = make_plan(
 def test_language_model_equals_one_process(
     fleet: Fleet, tmp_path: Path, task_args: dict, training: dict
 ) -> None:
+    """PrimeIntellect-ai/prime-rl#2562, NVIDIA-NeMo/Automodel#3830, modelscope/ms-swift#10165,
+    vllm-project/speculators#942: ranks with unequal counts of tokens."""
     spec = make_spec(
         "language", str(tmp_path), task_args=task_args, global_batch=16, optimizer=ADAMW, **training
     )
@@ -114,6 +116,7 @@ def test_adamw_in_fp32_is_bitwise_that_of_one_process_that_adds_in_the_same_orde
 def test_group_left_empty_by_a_short_last_step_takes_part_with_weight_zero(
     fleet: Fleet, tmp_path: Path
 ) -> None:
+    """hiyouga/EasyR1#11012: the rank without work stops, the others hang."""
     spec = make_spec(
         "mlp", str(tmp_path), task_args={"num_layers": 4, "num_samples": 25, "double": True},
         steps=None, epochs=2, global_batch=12, optimizer=ADAMW,

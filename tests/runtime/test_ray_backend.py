@@ -37,7 +37,8 @@ IDLE = make_plan(generation=2)
 
 TEXT = """
 run: {{name: fake, storage_path: {folder}}}
-training: {{task: "m:t", global_batch: 4, microbatch: 1, steps: 1000, checkpoint_every_steps: 500}}
+training: {{task: "m:t", global_batch: 4, microbatch: 1, steps: 10000000,
+  checkpoint_every_steps: 5000000}}
 cluster:
   source: emulated
   offers:
@@ -53,11 +54,12 @@ failure: {{timeout_s: 1}}
 class Scene:
     """A backend over a fake crew, a step a look."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, leaving_s: dict[str, float]) -> None:
         self.config = RunConfig.parse(TEXT.format(folder=folder))
         cluster = make_cluster(DEVICES)
         self.crew = FakeCrew(d.device_id for d in DEVICES)
         self.presence = FakePresence(DEVICES, cluster.offers)
+        self.presence.leaving_s = leaving_s
         self.store = CheckpointStore(self.config.run.run_url)
         self.clock = RunClock()
         self.backend = RayBackend(
@@ -68,12 +70,12 @@ class Scene:
                 model=make_profile({"gpu": [1.0] * 4}),
                 presence=self.presence,
                 truth=None,
-                num_steps=1000,
-                num_samples=4000,
+                num_steps=10**7,
+                num_samples=4 * 10**7,
             ),
             meter=Meter(self.clock),
         )
-        self.backend.observe()
+        self.first = self.backend.observe()
 
     def run(self, plan: Plan) -> Observation:
         """Apply a plan and let a slot pass."""
@@ -90,7 +92,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
-    return Scene(tmp_path)
+    return Scene(tmp_path, {})
 
 
 def kinds(seen: Observation) -> list[type]:
@@ -116,6 +118,28 @@ def test_where_all_are_under_notice_a_checkpoint_is_written_before_they_go(scene
     manifest = scene.backend.checkpoint()  # a stop meanwhile has nothing to write, nor to lose
     assert manifest is not None
     assert manifest.step == saved
+
+
+def test_a_notice_that_came_while_nothing_ran_is_told_at_the_start(tmp_path: Path) -> None:
+    """ray-project/ray#64360: a notice between a stop and the next start."""
+    first = Scene(tmp_path, {"b-0": 30.0}).first
+    assert first.events == (PreemptionNotice("b-0", 30.0),)
+    assert first.leaving == {"b-0"}
+
+
+def test_notices_that_overlap_are_told_one_by_one_and_one_may_be_called_off(scene: Scene) -> None:
+    """ray-project/ray#66225: another notice comes before the first device has gone."""
+    scene.crew.at(3, lambda: scene.presence.leaving_s.update({"b-0": 90.0}))
+    seen = scene.run(REPLICAS)
+    assert seen.events == (PreemptionNotice("b-0", 90.0),)
+    scene.crew.at(scene.crew.next_step + 2, lambda: scene.presence.leaving_s.update({"a-0": 80.0}))
+    seen = scene.run(REPLICAS)
+    assert seen.events == (PreemptionNotice("a-0", 80.0),)
+    assert seen.leaving == {"a-0", "b-0"}
+    del scene.presence.leaving_s["a-0"]
+    seen = scene.run(REPLICAS)
+    assert seen.events == (DeviceJoined(DEVICES[0]),)
+    assert seen.leaving == {"b-0"}
 
 
 def test_a_notice_to_replicas_of_those_that_stay_needs_no_checkpoint(scene: Scene) -> None:

@@ -134,6 +134,7 @@ def test_a_killed_process_is_a_loss_told_once(fleet: Fleet) -> None:
 
 
 def test_a_stopped_process_is_ended_once_it_is_silent_for_too_long(fleet: Fleet) -> None:
+    """meta-pytorch/torchft#164, #196: it is known to be dead, and the others wait for time-outs."""
     greeting = fleet.greet(30.0)["c-0"]
     os.kill(greeting.pid, signal.SIGSTOP)
     lost = []

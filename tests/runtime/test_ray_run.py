@@ -170,7 +170,10 @@ def test_devices_whose_first_block_costs_more_than_the_total_are_not_begun(tmp_p
 
 
 def test_a_stopped_run_resumes_with_the_losses_of_an_unbroken_one(tmp_path: Path) -> None:
-    """ray-project/ray#46814: restored, yet the loss is high and the epoch is 1."""
+    """ray-project/ray#46814: restored, yet the loss is high and the epoch is 1.
+
+    meta-pytorch/torchft#58: users must track where the loader goes on.
+    """
     run = config(tmp_path, steps=60)
     stop = once_at(12, lambda: os.kill(os.getpid(), signal.SIGTERM))
     stopped = run_job(run, view=Watcher(stop))
@@ -201,7 +204,10 @@ def test_a_stopped_run_resumes_with_the_losses_of_an_unbroken_one(tmp_path: Path
 def test_a_killed_worker_changes_neither_losses_nor_dollars(
     tmp_path: Path, num_fast: int, killed: str, source: str
 ) -> None:
-    """SymbioticLab/Oobleck#15: a fault-tolerant trainer dies when one real process is killed."""
+    """SymbioticLab/Oobleck#15: a fault-tolerant trainer dies when one real process is killed.
+
+    meta-pytorch/torchft#329: 948 s from the fault to full speed.
+    """
     text = TEXT.format(folder=tmp_path, task="tests.runtime.models:mlp", steps=100, events="")
     run = RunConfig.parse(text.replace("a100-40, count: 1", f"a100-40, count: {num_fast}"))
     pids: list[int] = []
@@ -221,6 +227,8 @@ def test_a_killed_worker_changes_neither_losses_nor_dollars(
     assert result["recoveries"] == 1
     (recovered,) = [e for e in watcher.events if e.kind == "recovered" and not e.device]
     assert source in recovered.detail
+    assert recovered.duration_s is not None  # told, and shorter than any time-out
+    assert 0 < recovered.duration_s < run.failure.timeouts.receive_s
     assert not any(stays_alive(pid) for pid in pids)
     # Whoever was left was held, and billed, all the time.
     held = sorted(
@@ -243,7 +251,10 @@ def test_a_lost_device_is_planned_without(tmp_path: Path) -> None:
 
 
 def test_all_workers_killed_at_once_are_started_anew(tmp_path: Path) -> None:
-    """kubeflow/trainer#2000: ranks time out at different times and never meet again."""
+    """kubeflow/trainer#2000, #1509: ranks time out at different times and never meet again.
+
+    pytorch/pytorch#67742, #91943, #150916: the rendezvous lived on the host of the first rank.
+    """
     run = config(tmp_path, steps=60)
     pids: list[int] = []
 
@@ -345,9 +356,15 @@ def test_a_signal_calls_off_the_abort_that_ray_has_set() -> None:
 
 
 def test_an_error_of_the_users_comes_with_the_users_traceback(tmp_path: Path) -> None:
-    run = config(tmp_path, task="tests.runtime.ray_tasks:fails_at_sample")
+    """ray-project/ray#29927, #28314, #22511: the others sit in a collective, the driver waits."""
+    text = TEXT.format(
+        folder=tmp_path, task="tests.runtime.ray_tasks:fails_at_sample", steps=30, events=""
+    )
+    run = RunConfig.parse(text, ["failure.max_failures=-1"])  # without end, but not for a bug
     with pytest.raises(UserCodeError, match="sample 40 is broken") as raised:
         run_job(run)
+    assert raised.value.exit_code == 5
+    assert not any(stays_alive(pid_of(run, device_id)) for device_id in ("fast-0", "slow-0"))
     assert "ray_tasks.py" in raised.value.user_traceback
     assert "/workers/" not in raised.value.user_traceback
     result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))

@@ -15,6 +15,7 @@ pytestmark = [
 
 
 def test_whoever_still_writes_into_the_folder_is_ended_and_nobody_else(tmp_path: Path) -> None:
+    """learning-at-home/hivemind#624: two swarms, each with its own truth."""
     with (tmp_path / "agent.log").open("w") as log, (tmp_path.parent / "other.log").open("w") as no:
         agent = subprocess.Popen(["sleep", "60"], stdout=log)
         other = subprocess.Popen(["sleep", "60"], stdout=no)

@@ -112,6 +112,7 @@ def test_standing_waits_until_all_have_stopped_at_the_same_step() -> None:
 
 
 def test_whoever_reaches_no_boundary_in_time_is_named() -> None:
+    """ray-project/ray#58229: a call that one rank leaves out is a deadlock that names nobody."""
     fleet = FakeFleet()
     watch = watch_of(fleet)
     watch.step_s = 0.0

@@ -1,5 +1,7 @@
 """The first error is told, with the user's frames only, and nobody waits for a time-out."""
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 
 from benchmarks.fleet import ChildError, Fleet, make_plan
 from orchestrator.core.slot import WorkerFailed
+from orchestrator.runtime.trouble import SYMPTOMS
 from tests.runtime.harness import make_spec
 
 PLAN = make_plan([([("a", 2), ("b", 2)], (2, 2)), ([("c", 4)], (2, 2))])
@@ -56,6 +59,7 @@ def test_error_of_the_user_is_told_with_the_users_own_frames(
 
 
 def test_killed_worker_frees_all_others_at_once_and_is_named(tmp_path: Path) -> None:
+    """pytorch/gloo#521, pytorch/pytorch#158128: an operation with a dead peer never ends."""
     spec = make_spec(
         "mlp", str(tmp_path), task_args={"num_layers": 4}, global_batch=8, steps=100_000,
         timeout_s=TIMEOUT_S,
@@ -77,6 +81,28 @@ def test_killed_worker_frees_all_others_at_once_and_is_named(tmp_path: Path) -> 
     assert "lost contact with b:" in told["a"].message
     assert "lost contact with" in told["c"].message
     assert not told["a"].user_traceback
+
+
+def test_a_stopped_worker_is_waited_for_no_longer_than_a_time_out(tmp_path: Path) -> None:
+    """pytorch/gloo#521, pytorch/pytorch#158128: an operation with a silent peer never ends."""
+    spec = make_spec(
+        "mlp", str(tmp_path), task_args={"num_layers": 4}, global_batch=8, steps=100_000,
+        timeout_s=2.0,
+    )  # fmt: skip
+    with Fleet(tuple("abc")) as fleet:
+        fleet.start(spec)
+        fleet.install(PLAN, first_step=0, end_step=100_000)
+        order = fleet.send("run", ranks=[0, 2])
+        fleet.send("run", ranks=[1])
+        while not any(r.step >= 2 for news in fleet.all("news", ranks=[0, 2]) for r in news):
+            pass
+        os.kill(fleet.processes[1].pid, signal.SIGSTOP)
+        ends = fleet.receive(order)
+        told = failures(fleet, [0, 2])
+        fleet.processes[1].kill()
+    assert {end.reason for end in ends} == {"failed"}
+    assert all(failure.message.startswith(SYMPTOMS) for failure in told.values())
+    assert not any(failure.user_traceback for failure in told.values())
 
 
 def test_closing_a_worker_on_purpose_is_no_failure_of_its_own(tmp_path: Path) -> None:

@@ -98,6 +98,8 @@ def test_any_plan_restores_any_checkpoint(fleet: Fleet, tmp_path: Path) -> None:
     """deepspeedai/Megatron-DeepSpeed#439, THUDM/GLM#136, verl-project/verl#2265.
 
     There a file demands the old world size; here any number of devices and another transport do.
+
+    PrimeIntellect-ai/prime-rl#1092, NVIDIA-BioNeMo/bionemo-recipes#1250: loader states by rank.
     """
     spec = make_spec(
         "language", str(tmp_path), global_batch=8, optimizer=ADAMW, checkpoint_every_steps=5
@@ -224,6 +226,7 @@ def test_install_without_any_source_names_the_layer(fleet: Fleet, tmp_path: Path
 
 
 def test_many_replans_leave_no_threads_and_files_behind(fleet: Fleet, tmp_path: Path) -> None:
+    """deepspeedai/DeepSpeed#3146: after a change of size a port is still bound."""
     rng = np.random.default_rng(5)
     spec = make_spec("mlp", str(tmp_path), task_args={"num_layers": 5}, global_batch=8, steps=41)
     fleet.start(spec)

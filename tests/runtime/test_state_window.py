@@ -71,6 +71,7 @@ def test_window_extended_in_time_goes_on_without_a_pause(fleet: Fleet, tmp_path:
 def test_training_ends_after_its_last_step_whatever_the_window(
     fleet: Fleet, tmp_path: Path
 ) -> None:
+    """microsoft/PyMarlin#80, horovod/horovod#708: unequal numbers of batches hang at the end."""
     start(fleet, tmp_path, end_step=100, steps=5)
     end = fleet.run(PLAN)
     assert (end.next_step, end.reason) == (5, "finished")

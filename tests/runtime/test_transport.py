@@ -109,6 +109,7 @@ def test_a_message_holds_any_number_of_unlike_tensors(name: str) -> None:
 
 
 def test_tensors_of_sixteen_mebibytes_cross_both_ways_at_once(name: str) -> None:
+    """NVIDIA/nccl#794, #1136: large sums hang between unlike hosts (here: gloo and TCP)."""
     big = torch.arange(4 << 20, dtype=torch.float32)
     with connected(name) as (first, second):
         first.send((big,), 1, 0)

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from math import fsum
 
 import numpy as np
@@ -106,7 +106,7 @@ def test_standing_costs_above_the_average_are_refused_before_anything_is_spent()
 @pytest.mark.parametrize("total_usd", [0.05, 0.31, 1.0])
 @pytest.mark.parametrize("block_s", [1.0, 60.0])
 def test_total_usd_is_never_exceeded(total_usd: float, block_s: float) -> None:
-    """skypilot#8766: a hard limit in dollars, by not one cent."""
+    """skypilot-org/skypilot#8766: a hard limit in dollars, by not one cent."""
     budget = BudgetOptions(average_per_hour_usd=4.0, horizon_hours=4, total_usd=total_usd)
     run = rehearsal(budget=budget, cluster=demo_cluster(quantum_s=block_s)).run(max_slots=2000)
     assert run.loop.outcome is not None
@@ -178,7 +178,10 @@ def test_most_of_the_total_is_used_before_the_run_stops_for_it() -> None:
 
 
 def test_near_the_total_a_smaller_plan_runs_where_the_best_one_no_longer_fits() -> None:
-    """Ten minutes of every fast device cost more than is allowed; of a slow one they do not."""
+    """Ten minutes of every fast device cost more than is allowed; of a slow one they do not.
+
+    skypilot-org/skypilot#7837: what happens when the budget ends: smaller first.
+    """
     budget = BudgetOptions(average_per_hour_usd=20.0, horizon_hours=4, total_usd=0.2)
     run = rehearsal(budget=budget, cluster=demo_cluster(minimum_s=600.0)).run(max_slots=60)
     assert run.loop.outcome is not None
@@ -187,7 +190,49 @@ def test_near_the_total_a_smaller_plan_runs_where_the_best_one_no_longer_fits() 
     assert 0.05 < run.records[-1].spent_usd <= 0.2
 
 
+@pytest.mark.parametrize(
+    ("average_usd", "total_usd", "cause"),
+    [
+        (0.2, None, "budget_wait"),
+        (50.0, 0.3, "budget_cap_reached"),
+        (0.2, 0.001, "budget_cap_reached"),
+    ],
+)
+def test_the_record_says_whether_the_average_or_the_total_bound(
+    average_usd: float, total_usd: float | None, cause: str
+) -> None:
+    """skypilot-org/skypilot#3103: a cap of which nobody knows that it was the cause."""
+    budget = BudgetOptions(average_per_hour_usd=average_usd, horizon_hours=4, total_usd=total_usd)
+    run = rehearsal(budget=budget).run(max_slots=60)
+    told = [r.reason for r in run.records if r.decision == "idle"]
+    assert any(cause in reason for reason in told)
+    assert (run.loop.outcome is not None) == (cause == "budget_cap_reached")
+
+
+def test_a_run_that_waits_says_so_once() -> None:
+    run = rehearsal(budget=BudgetOptions(average_per_hour_usd=0.2, horizon_hours=4)).run(120)
+    told = [e.detail.partition(":")[0] for e in run.events if e.kind == "replan"]
+    waited = [r.decision for r in run.records].count("idle")
+    assert waited > told.count("budget_wait") > 0
+    assert all(pair != ("budget_wait", "budget_wait") for pair in pairwise(told))
+
+
+def test_a_run_whose_devices_are_all_gone_waits_for_one_and_pays_for_none() -> None:
+    """kubeflow/trainer#3316: the scheduler took the devices away, and the job stays dead."""
+    gone = [TraceEvent(at_step=50, pool=pool, lost=True) for pool in PER_HOUR]
+    back = TraceEvent(at_s=1200.0, pool="mid", joined=1)
+    run = rehearsal(budget=RICH, events=[*gone, back], num_samples=1600).run()
+    idle = [r for r in run.records if r.next_plan.is_idle]
+    assert {r.reason for r in idle[:-1]} == {"no_device: none is there; the run waits for one"}
+    lost_s = next(e.time_s for e in run.events if e.kind == "lost")
+    assert not any(e.usd for e in run.ledger if lost_s + 1.0 < e.from_s < 1200.0)
+    assert run.loop.outcome is not None
+    assert run.loop.outcome.status == "finished"
+    assert run.steps[-1].end_sample == 1600
+
+
 def test_a_stop_at_the_total_cannot_be_resumed_where_the_file_says_so() -> None:
+    """aws/karpenter-provider-aws#3244: what happens when the budget ends: a stop with a reason."""
     budget = BudgetOptions(average_per_hour_usd=4.0, total_usd=0.1, on_exhausted="stop")
     run = rehearsal(budget=budget).run(max_slots=2000)
     assert run.loop.outcome is not None
@@ -272,7 +317,7 @@ def test_a_new_price_ends_the_slot_and_is_billed_from_that_moment() -> None:
 def test_every_epoch_uses_every_sample_once_whatever_the_plans(
     num_samples: int, dataset_samples: int
 ) -> None:
-    """horovod#3399: the multiset of committed samples equals the dataset, per epoch."""
+    """horovod/horovod#3399, #3143: committed samples as a multiset equal each epoch."""
     events = [
         TraceEvent(at_step=20, device="fast-0", speed_ratio=0.3),
         TraceEvent(at_step=60, device="fast-0", speed_ratio=1.0),
@@ -305,6 +350,7 @@ def test_a_loop_rebuilt_from_its_state_goes_on_as_if_nothing_had_happened() -> N
 
 
 def test_a_run_resumed_in_a_new_process_keeps_its_plan_its_samples_and_its_money() -> None:
+    """horovod/horovod#2844: counters are wrong after a change of size."""
     first = rehearsal(budget=TIGHT, num_samples=8000).run(max_slots=30)
     first.loop.end("stopped", "asked to")
     state = first.states[-1]

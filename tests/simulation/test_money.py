@@ -138,7 +138,10 @@ def test_a_price_that_jumps_is_doubted_by_its_pool_until_two_more_readings_agree
 
 
 def test_a_pool_whose_feed_fell_silent_counts_at_its_upper_price_and_takes_no_devices() -> None:
-    """The last row is 5 minutes old at 420 s: five times 0.3 $/h from then on."""
+    """The last row is 5 minutes old at 420 s: five times 0.3 $/h from then on.
+
+    skypilot-org/skypilot#1437, #1438, #976: decisions on spot prices of last week.
+    """
     events = [row(120.0, "mid", 0.3)]
     run = of_menu(budget=TIGHT, events=events, price_max_age_s=300.0).run(max_slots=20)
     before = [r for r in run.records if r.time_s <= 420.0]

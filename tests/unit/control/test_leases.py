@@ -114,7 +114,7 @@ def test_a_restored_checkpoint_undoes_later_steps() -> None:
 def test_committed_samples_are_every_position_once_whatever_the_plans(
     seed_shares: list[list[int]], epochs: int, data: st.DataObject
 ) -> None:
-    """horovod#3399, dlrover#1553: no sample lost or repeated over changes of size."""
+    """horovod/horovod#3399, #3143: no sample lost or repeated over changes of size."""
     batch, total = 8, epochs * 13
     book = LeaseBook(batch_samples=batch, num_samples=total)
     used: Counter[int] = Counter()
@@ -134,3 +134,27 @@ def test_committed_samples_are_every_position_once_whatever_the_plans(
                 used.update(range(committed.first_sample, committed.end_sample))
     assert sorted(used) == list(range(book.samples_committed))
     assert set(used.values()) <= {1}
+
+
+@pytest.mark.parametrize("old", range(1, 5))
+@pytest.mark.parametrize("new", range(1, 5))
+def test_every_change_of_size_at_every_step_uses_each_sample_once_an_epoch(
+    old: int, new: int
+) -> None:
+    """intelligent-machine-learning/dlrover#1553: padding for the old size came an epoch later."""
+    size, batch = 13, 8  # two epochs: 26 positions, in steps of 8, 8, 8 and 2
+    for cut in range(4):
+        book = book_of(num_samples=2 * size, batch_samples=batch)
+        positions: Counter[int] = Counter()
+        for generation, groups, end_step in ((1, old, cut), (2, new, 4)):
+            shares = [[batch // groups + (g < batch % groups)] for g in range(groups)]
+            plan = plan_of(*shares, generation=generation)
+            book.grant(plan)
+            while book.next_step < end_step:
+                step = book.next_step
+                first, end = book.range_of(step)
+                parts = step_shares(plan.groups, end - first)
+                reports = [report(plan, step, g, sum(part)) for g, part in enumerate(parts)]
+                for committed in book.commit(reports):
+                    positions.update(range(committed.first_sample, committed.end_sample))
+        assert positions == Counter(range(2 * size)), f"{old} -> {new} at step {cut}"

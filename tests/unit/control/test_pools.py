@@ -66,6 +66,7 @@ def test_a_rule_for_one_direction_wins_over_the_reversed_one():
 
 
 def test_prices_are_dollars_per_second_of_the_run():
+    """skypilot-org/skypilot#1962: discounts; the slow pool's is one half."""
     cluster = build_cluster(options(), billing_speedup=60)
     assert cluster.offer("fast").price_usd_per_s == pytest.approx(3.6 / 3600 * 60)
     slow = cluster.offer("slow")

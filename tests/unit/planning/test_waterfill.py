@@ -24,6 +24,7 @@ def best_by_force(alpha_G, tau_G, num_microbatches, cap_G):
 
 
 def test_group_three_times_slower_gets_a_third_of_the_data():
+    """pytorch/pytorch#67253, Lightning-AI/pytorch-lightning#16914: a batch of its own each."""
     counts = water_fill([1.0, 3.0], [1.0, 3.0], 4)
     assert counts.tolist() == [3, 1]  # 3 x 1 s == 1 x 3 s
 
@@ -33,6 +34,8 @@ def test_every_group_keeps_one_microbatch_however_slow_it_is():
 
 
 def test_cap_of_memory_sends_the_rest_elsewhere():
+    """deepspeedai/DeepSpeed#4402, kohya-ss/sd-scripts#1208, determined-ai/determined#5418: the
+    smallest card caps all."""
     assert water_fill([1.0, 1.0], [1.0, 1.0], 10, [3, 100]).tolist() == [3, 7]
 
 

@@ -1,10 +1,16 @@
 """Where workers that are left after a fault go on from."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
-from orchestrator.runtime.crew import last_applied
+from orchestrator.config import RunConfig
+from orchestrator.runtime import crew
+from orchestrator.runtime.actors import Place
+from orchestrator.runtime.crew import Crew, last_applied
 from workers.update import Verdict
-from workers.worker import Standing
+from workers.worker import Standing, TaskInfo
 
 
 def verdict(loss_sum: float) -> Verdict:
@@ -18,6 +24,7 @@ def standing(
 
 
 def test_a_step_that_anybody_left_has_applied_is_applied_by_all() -> None:
+    """meta-pytorch/torchft#192: the valid gradients of those who are left are thrown away."""
     standings = {"a": standing(4, 1.0, summed=True), "b": standing(5, 2.0)}
     assert last_applied(standings) == (5, verdict(2.0))
 
@@ -31,3 +38,42 @@ def test_a_step_that_nobody_left_has_applied_is_discarded() -> None:
 def test_a_worker_without_layers_has_no_say(idle_at: int) -> None:
     standings = {"a": standing(4, 1.0), "idle": standing(idle_at, 7.0, layers=())}
     assert last_applied(standings) == (4, verdict(1.0))
+
+
+class Roster:
+    """A fleet of names: everybody answers."""
+
+    def __init__(self, _: type, places: Sequence[Place], *others: object, linger_s: float) -> None:
+        self.device_ids = tuple(place.device_id for place in places)
+
+    def greet(self, timeout_s: float) -> dict[str, object]:
+        return {}
+
+    def call(self, method: str, answer: type, **options: object) -> dict[str, TaskInfo]:
+        return dict.fromkeys(self.device_ids, TaskInfo(8))
+
+    def enlist(self, place: Place, *arguments: object) -> None:
+        kept = tuple(d for d in self.device_ids if d != place.device_id)
+        self.device_ids = (*kept, place.device_id)
+
+
+def test_a_new_worker_in_the_place_of_the_last_one_is_not_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """horovod/horovod#2652: whoever comes anew joins at a change of plan, and not before."""
+    monkeypatch.setattr(crew, "Fleet", Roster)
+    config = RunConfig.parse(f"""
+run: {{name: tiny, storage_path: {tmp_path}}}
+training: {{task: "m:t", global_batch: 8, steps: 8}}
+cluster:
+  source: emulated
+  offers: [{{pool: fast, kind: t4, count: 2, price_per_hour: 3.0}}]
+  links: [{{within: zone, latency_s: 0.0001, bandwidth_gbytes_per_s: 1}}]
+budget: {{average_per_hour_usd: 10}}
+""")
+    found = Crew(config, [Place("a-0"), Place("b-0")], str(tmp_path), host="127.0.0.1")
+    found.get_ready()
+    assert found.is_joined
+    found.enlist(Place("b-0"))
+    assert found.fleet.device_ids == ("a-0", "b-0")
+    assert not found.is_joined

@@ -1,0 +1,63 @@
+"""docs/user-cases.md is true: each case has a test that names it."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = re.compile(r"([\w.-]+/[\w.-]+)?#(\d+)")
+
+
+def references(text: str) -> set[str]:
+    """``owner/name#1, #2`` as whole references."""
+    found, name = set(), ""
+    for owner, number in REFERENCE.findall(text):
+        name = owner or name
+        found.add(f"{name}#{number}")
+    return found
+
+
+def cases() -> Iterator[tuple[str, str, str]]:
+    """Reference, file and test of each line of the tables."""
+    for line in (ROOT / "docs" / "user-cases.md").read_text("utf-8").splitlines():
+        if line.startswith("| ") and "::" in line:
+            _, told, tests, _ = (cell.strip() for cell in line.split("|"))
+            for path, test in re.findall(r"`([\w/.]+)::(\w+)`", tests):
+                for reference in references(told):
+                    yield reference, path, test
+
+
+def docstring(path: str, test: str) -> str:
+    tree = ast.parse((ROOT / path).read_text("utf-8"))
+    found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert test in found, f"{path} has no {test}"
+    return ast.get_docstring(found[test]) or ""
+
+
+@pytest.mark.parametrize(("path", "test"), sorted({(path, test) for _, path, test in cases()}))
+def test_each_test_of_the_list_names_its_cases(path: str, test: str) -> None:
+    listed = {reference for reference, *place in cases() if place == [path, test]}
+    assert listed <= references(docstring(path, test))
+
+
+def test_the_readme_says_in_one_line_what_others_leave_to_the_user() -> None:
+    """Unlike devices asked for: NVIDIA/Megatron-LM#922, #1757, Oneflow-Inc/oneflow#5119,
+    yifding/hetseq#11, horovod/horovod#121. Answers: rare, not planned, set it by hand.
+    """
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    assert any("unlike devices" in line for line in lines[:4])
+    assert any("unequal shares are the point" in line for line in lines)
+
+
+def test_no_private_name_of_torch_is_used() -> None:
+    """deepspeedai/DeepSpeed#4459: a private call of torch changed, and training ended."""
+    private = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for folder in ("orchestrator", "workers", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+        for name in re.findall(r"\btorch(?:\.\w+)*\._\w+", path.read_text("utf-8"))
+    }
+    assert private == set()

@@ -127,7 +127,7 @@ METRICS: Mapping[str, Metric] = {
 REASONS = frozenset(
     {
         "keep", "reassign", "switch", "budget_wait", "budget_cap_reached", "budget_cap_near",
-        "price_unknown", "no_feasible_plan", "user_rows_infeasible", "finished", "budget",
+        "price_unknown", "no_device", "no_feasible_plan", "user_rows_infeasible", "finished", "budget",
         "stopped", "assignment", "deadline", "not_finite", "worker", "preemption",
         "price", "budget_infeasible", "tau_v", "queue_cap",
         "checkpoint_failed", "checkpoint_damaged",

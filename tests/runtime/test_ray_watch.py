@@ -151,6 +151,7 @@ def test_a_worker_that_others_waited_for_in_vain_is_ended_and_named() -> None:
 
 
 def test_a_lone_worker_that_finishes_no_step_is_ended() -> None:
+    """learning-at-home/hivemind#676: here the step time is added to the one time-out."""
     fleet = FakeFleet()
     watch = watch_of(fleet, Timeouts(receive_s=0.1, hold_s=0.15, checkpoint_s=0.2, start_s=0.3))
     watch.step_s = 0.0

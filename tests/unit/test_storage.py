@@ -74,7 +74,10 @@ def test_delete_removes_a_folder_with_all_it_holds(folder: str) -> None:
 
 
 def test_a_file_still_being_written_is_not_listed(tmp_path: Path) -> None:
-    """Lightning-AI/pytorch-lightning#19970: killed while saving, the newest file is truncated."""
+    """Lightning-AI/pytorch-lightning#19970: killed while saving, the newest file is truncated.
+
+    petuum/adaptdl#70, PrimeIntellect-ai/prime-rl#2992, vllm-project/speculators#739: likewise.
+    """
     storage.write_bytes(str(tmp_path / "whole"), b"1")
     (tmp_path / "half.tmp-123").write_bytes(b"")
     assert storage.list_names(str(tmp_path)) == ("whole",)

@@ -11,7 +11,10 @@ from orchestrator.errors import LostWorkerError, OrchestratorError, UserCodeErro
 
 
 def test_time_outs_are_strictly_nested_and_grow_with_the_one_knob() -> None:
-    """pytorch/torchtitan#2899: one knob, a derived ladder, its order asserted."""
+    """pytorch/torchtitan#2899: one knob, a derived ladder, its order asserted.
+
+    intelligent-machine-learning/dlrover#1727: one deadline for phases of unlike length.
+    """
     ladder = FailureOptions(timeout_s=60.0).timeouts
     assert ladder.receive_s < ladder.hold_s < ladder.checkpoint_s < ladder.start_s
     assert 10 <= ladder.receive_s <= 15

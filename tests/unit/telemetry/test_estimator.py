@@ -107,7 +107,10 @@ def test_a_device_is_compared_with_itself_and_never_with_its_peers() -> None:
 
 
 def test_waiting_for_a_straggler_does_not_make_its_peers_slow() -> None:
-    """traceml#252: only local compute counts, whatever the step took."""
+    """traceml#252: only local compute counts, whatever the step took.
+
+    traceopt-ai/traceml#252: all ranks report the same time, and none is named.
+    """
     estimator = Estimator(make_cluster(DEVICES))
     reports = [
         replace(report(d, k, BASE_S[d] * (2.5 if d == "gpu-0" else 1.0)), step_s=9.0, receive_s=7.0)
@@ -134,6 +137,7 @@ def test_a_straggler_that_recovers_is_believed_in_the_same_slot() -> None:
 
 
 def test_a_straggler_is_lasting_after_so_many_slots() -> None:
+    """marin-community/marin#7681, #4236: what is slow once and for good was not told apart."""
     estimator = Estimator(make_cluster(DEVICES), confirm_slots=2)
     slot(estimator, {"gpu-0": [2.5] * 30})
     assert lasting(estimator) == []
@@ -150,7 +154,10 @@ def test_slow_drift_is_followed_with_a_half_life_of_two_to_three_slots() -> None
 
 
 def test_noise_of_five_percent_raises_no_alarm() -> None:
-    """Under 19,000 steps a side; a false alarm would show as a jump of the state."""
+    """Under 19,000 steps a side; a false alarm would show as a jump of the state.
+
+    NVIDIA/Megatron-LM#4662: only what is both significant and large is called slow.
+    """
     rng = np.random.default_rng(7)
     estimator = Estimator(make_cluster(DEVICES))
     worst = 0.0
@@ -253,7 +260,10 @@ def draw(estimator: Estimator, data_s: dict[str, float], *, index: int = 1) -> C
 
 
 def test_slow_input_is_told_apart_from_computing_and_blames_no_peer() -> None:
-    """traceml#165: split input, compute and wait; blame only what is local."""
+    """traceml#165: split input, compute and wait; blame only what is local.
+
+    traceopt-ai/traceml#165: a slow loader makes its peers look slow.
+    """
     estimator = Estimator(make_cluster(DEVICES))
     for index in range(1, 4):
         state = draw(estimator, {"gpu-0": 0.25}, index=index)
@@ -283,7 +293,10 @@ def test_input_is_the_same_a_sample_whatever_layers_its_device_has() -> None:
 
 
 def test_the_order_in_which_reports_come_changes_nothing() -> None:
-    """dlrover#1399: fast and slow pollers saw different sets of faulty nodes."""
+    """dlrover#1399: fast and slow pollers saw different sets of faulty nodes.
+
+    intelligent-machine-learning/dlrover#1399: pollers see different sets of slow nodes.
+    """
     rng = np.random.default_rng(5)
     reports = [
         report(d, k, BASE_S[d] * (2.5 if d == "gpu-0" and k > 4 else 1.0))
@@ -302,7 +315,10 @@ def test_the_order_in_which_reports_come_changes_nothing() -> None:
 
 @pytest.mark.parametrize("straggler", [0, 1, 2])
 def test_the_slow_one_is_found_without_taking_nodes_out_pair_by_pair(straggler: int) -> None:
-    """dlrover#678, #718, #1138: all wait for one; its own computing tells which."""
+    """dlrover#678, #718, #1138: all wait for one; its own computing tells which.
+
+    intelligent-machine-learning/dlrover#678, #718, #1138: found by bisection, by hand.
+    """
     devices = [make_device(f"gpu-{i}") for i in range(3)]
     plan = make_plan(make_group(devices, [0, 2, 3, 4], [4]))
     estimator, base_s = Estimator(make_cluster(devices)), (0.5, 0.8, 0.3)

@@ -65,7 +65,10 @@ def test_one_odd_slot_is_passed_over_and_odd_steps_in_every_slot_are_not() -> No
 
 
 def test_windows_are_bounded_however_long_the_run() -> None:
-    """FlagScale#1215: the detector kept its samples for ever."""
+    """FlagScale#1215: the detector kept its samples for ever.
+
+    flagos-ai/FlagScale#1215: the detector keeps samples for ever.
+    """
     rng = np.random.default_rng(3)
     trend = Trend()
     for _ in range(300):

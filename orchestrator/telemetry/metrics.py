@@ -127,8 +127,8 @@ METRICS: Mapping[str, Metric] = {
 REASONS = frozenset(
     {
         "keep", "reassign", "switch", "budget_wait", "budget_cap_reached", "budget_cap_near",
-        "price_unknown", "no_device", "no_feasible_plan", "user_rows_infeasible", "finished", "budget",
-        "stopped", "assignment", "deadline", "not_finite", "worker", "preemption",
+        "price_unknown", "no_device", "no_feasible_plan", "user_rows_infeasible", "finished",
+        "budget", "stopped", "assignment", "deadline", "not_finite", "worker", "preemption",
         "price", "budget_infeasible", "tau_v", "queue_cap",
         "checkpoint_failed", "checkpoint_damaged",
     }

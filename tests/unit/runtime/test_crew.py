@@ -43,7 +43,9 @@ def test_a_worker_without_layers_has_no_say(idle_at: int) -> None:
 class Roster:
     """A fleet of names: everybody answers."""
 
-    def __init__(self, _: type, places: Sequence[Place], *others: object, linger_s: float) -> None:
+    def __init__(
+        self, _: type, places: Sequence[Place], *others: object, **options: object
+    ) -> None:
         self.device_ids = tuple(place.device_id for place in places)
 
     def greet(self, timeout_s: float) -> dict[str, object]:
@@ -71,7 +73,7 @@ cluster:
   links: [{{within: zone, latency_s: 0.0001, bandwidth_gbytes_per_s: 1}}]
 budget: {{average_per_hour_usd: 10}}
 """)
-    found = Crew(config, [Place("a-0"), Place("b-0")], str(tmp_path), host="127.0.0.1")
+    found = Crew(config, [Place("a-0"), Place("b-0")], str(tmp_path), host="127.0.0.1", actors=None)
     found.get_ready()
     assert found.is_joined
     found.enlist(Place("b-0"))

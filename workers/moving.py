@@ -9,7 +9,8 @@ from workers.process_groups import OwnerSet, ProcessGroups
 from workers.state import ModelState, pack, unpack
 from workers.transport import Transport
 
-_MOVE_TAGS = 1 << 30  # above those of steps
+MOVE_TAGS = 1 << 30
+"""A layer travels under this tag plus its number: above the tags of steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +70,14 @@ def move_layers(
         TimeoutError: If nothing comes for ``timeout_s``.
     """
     incoming = [
-        (move, transport.expect(move.source, _MOVE_TAGS + move.layer))
+        (move, transport.expect(move.source, MOVE_TAGS + move.layer))
         for move in moves
         if move.target == rank
     ]
     for move in moves:
         if move.source == rank:
             packed = pack(state.tensors(move.layer))
-            transport.send(packed, move.target, _MOVE_TAGS + move.layer)
+            transport.send(packed, move.target, MOVE_TAGS + move.layer)
     for move, ticket in incoming:
         header, flat = transport.receive(ticket, timeout_s).tensors
         state.load(move.layer, unpack(header, flat))

@@ -1,5 +1,6 @@
 """Workers between two step boundaries: let run, held, heard, and missed when they fall silent."""
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 
@@ -10,6 +11,8 @@ from orchestrator.runtime.actors import News
 from orchestrator.runtime.fleet import SILENT_S, Fleet
 from orchestrator.runtime.progress import Progress, window_steps
 from orchestrator.runtime.trouble import Loss, Trouble
+
+logger = logging.getLogger(__name__)
 
 WAKE_S = 0.25
 """Longest wait inside a slot before stop requests and emulated events are looked at again."""
@@ -187,6 +190,7 @@ class Watch:
     def _lose(self, loss: Loss) -> None:
         if loss.device_id in self._gone:
             return  # ended by us, and then missed
+        logger.warning("device %s is lost: %s", loss.device_id, loss.reason)
         self._gone.add(loss.device_id)
         self._trouble.lost(loss)
         self._lost.append(loss)

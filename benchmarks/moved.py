@@ -1,0 +1,54 @@
+"""In the processes of forked workers: a transport that counts the layers that are moved."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.distributed_c10d import Store
+
+from workers.links import LinkTransport
+from workers.moving import MOVE_TAGS
+from workers.tcp import tcp_transport
+from workers.transport import TRANSPORTS
+from workers.worker import Worker
+
+COUNTED = "counted"
+"""Name of the transport, in every process that has imported this module."""
+
+_SENT: list[tuple[int, int]] = []  # (layer, bytes) of every move
+
+
+class _Counted(LinkTransport):
+    """A transport that takes note of the layers that are sent."""
+
+    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int, **options: Any) -> None:
+        super().send(tensors, dst, tag, **options)
+        if tag >= MOVE_TAGS:
+            _SENT.append((tag - MOVE_TAGS, sum(tensor.nbytes for tensor in tensors)))
+
+
+def _counted(rank: int, world_size: int, store: Store, *, timeout_s: float) -> LinkTransport:
+    transport = tcp_transport(rank, world_size, store, timeout_s=timeout_s)
+    transport.__class__ = _Counted
+    return transport
+
+
+TRANSPORTS[COUNTED] = _counted  # in every worker's process, which imports this module
+
+
+def take_sent(worker: Worker) -> list[tuple[int, int]]:
+    """In a worker's process: layers sent since the last call, with their bytes."""
+    taken, _SENT[:] = list(_SENT), []
+    return taken
+
+
+def layer_bytes(worker: Worker) -> dict[int, int]:
+    """In a worker's process: bytes of parameters, buffers and optimizer state by layer held."""
+    state = worker._state
+    if state is None:
+        return {}
+    worker.checksums()  # takes what the optimizer holds
+    return {
+        layer: sum(tensor.nbytes for tensor in state.tensors(layer).values())
+        for layer in state.held
+    }

@@ -1,0 +1,193 @@
+"""From the loss of a worker to the next step that counts, on an embedded Ray with a replica left.
+
+Workers are killed (kill -9) or stopped (SIGSTOP) at random moments of a run on two fast devices
+and a slow one, whose plans have two groups at least: every layer is held twice.
+"""
+
+import argparse
+import os
+import re
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.live import TIMEOUT_S, make_config, processes, stop
+from benchmarks.result import Figure, Result, main
+from orchestrator.config import RunConfig
+from orchestrator.core.slot import CommittedStep, RunEvent, SlotRecord
+from orchestrator.runtime.driver import run_job
+from orchestrator.runtime.session import ray_session
+
+BAR_S = 3.0
+KILLS_PER_RUN = 5  # a device that is lost again and again waits ever longer before it comes back
+PATIENCE_S = 60.0  # after a hit, for the next one to become due
+SETTLED_SLOTS = 2  # with replicas, before the next hit
+_LOST = re.compile(r"^(\S+ \S+) WARNING device (\S+) is lost: (.*)$", re.MULTILINE)
+
+
+@dataclass(slots=True)
+class Hit:
+    """One signal sent to one worker; times on this process's monotonic clock."""
+
+    signal: signal.Signals
+    device_id: str
+    at_s: float
+    wall_s: float
+    generation: int
+    """Of the newest plan known then."""
+
+    detected_s: float | None = None
+    """Until the head knew."""
+
+    resumed_s: float | None = None
+    """Until the next step of another plan was committed."""
+
+    step_s: float | None = None
+    """How long that step took."""
+
+    source: str = ""
+    """Where layers came from, as the run says."""
+
+
+@dataclass(slots=True)
+class Hitter:
+    """A view that hits workers once replicas have been there for a while, and ends the run."""
+
+    config: RunConfig
+    rng: np.random.Generator
+    signals: Sequence[signal.Signals]  # one hit each
+    hits: list[Hit] = field(default_factory=list)
+    steps: list[tuple[CommittedStep, float]] = field(default_factory=list)
+    recoveries: list[RunEvent] = field(default_factory=list)
+    _num_settled: int = 0
+    _pending: bool = False
+    _since_s: float = 0.0  # of the newest hit, or of the run
+
+    def phase(self, text: str) -> None:
+        """Nobody asked."""
+
+    def step(self, step: CommittedStep) -> None:
+        """A step was committed."""
+        self.steps.append((step, time.monotonic()))
+
+    def event(self, event: RunEvent) -> None:
+        """Something happened."""
+        if event.kind == "recovered" and not event.device:
+            self.recoveries.append(event)
+
+    def slot(self, record: SlotRecord) -> None:
+        """A slot ended: another hit is due once all layers are held twice again."""
+        self._since_s = self._since_s or time.monotonic()
+        over = len(self.hits) == len(self.signals)
+        recovered = not self._pending and len(self.recoveries) == len(self.hits)
+        self._num_settled += 1
+        if len(record.plan.groups) < 2 or not recovered:
+            self._num_settled = 0
+        if (over and self._num_settled) or time.monotonic() - self._since_s > PATIENCE_S:
+            stop()
+        elif self._num_settled >= SETTLED_SLOTS:
+            self._pending = True
+            victim = str(self.rng.choice(record.plan.device_ids))
+            threading.Timer(float(self.rng.uniform(0.0, 1.0)), self._hit, [victim]).start()
+
+    def close(self) -> None:
+        """Nothing to take down."""
+
+    def _hit(self, device_id: str) -> None:
+        kind, pid = self.signals[len(self.hits)], processes(self.config)[device_id]
+        generation = self.steps[-1][0].generation
+        os.kill(pid, kind)
+        self._since_s = time.monotonic()
+        self.hits.append(Hit(kind, device_id, self._since_s, time.time(), generation))
+        self._pending = False
+
+    def settle(self) -> None:
+        """Work out what every hit led to, from steps and from the head's log."""
+        # Nobody hears of a step before it has ended: so the run's clock began at most so early.
+        zero_s = min(seen_s - step.ended_s for step, seen_s in self.steps)
+        log = (Path(self.config.run.run_url) / "logs" / "head.log").read_text("utf-8")
+        lost = [(_unix_s(at), device_id) for at, device_id, _ in _LOST.findall(log)]
+        for hit, event in zip(self.hits, self.recoveries, strict=False):
+            hit.source = event.detail
+            hit.detected_s = next(
+                (at_s - hit.wall_s for at_s, d in lost if d == hit.device_id and at_s > hit.wall_s),
+                None,
+            )
+            for step, _ in self.steps:
+                resumed_s = zero_s + step.ended_s - hit.at_s
+                if step.generation > hit.generation and resumed_s > 0:
+                    hit.resumed_s, hit.step_s = resumed_s, step.step_s
+                    break
+
+
+def _unix_s(logged: str) -> float:
+    return datetime.strptime(logged, "%Y-%m-%d %H:%M:%S,%f").astimezone().timestamp()
+
+
+def hit_workers(signals: Sequence[signal.Signals], rng: np.random.Generator) -> list[Hit]:
+    """One run that is hit so often."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = make_config(Path(folder), fast=2, slow=1)
+        hitter = Hitter(config, rng, signals)
+        run_job(config, view=hitter)
+        hitter.settle()
+    return hitter.hits
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Several runs of a few hits each: the last of every run is a SIGSTOP."""
+    rng = np.random.default_rng(options.seed)
+    hits: list[Hit] = []
+    with ray_session(3):
+        for _ in range(1 if options.quick else options.runs):
+            hits += hit_workers([signal.SIGKILL] * KILLS_PER_RUN + [signal.SIGSTOP], rng)
+    killed = [hit for hit in hits if hit.signal == signal.SIGKILL]
+    stopped = [hit for hit in hits if hit.signal == signal.SIGSTOP]
+
+    def worst(values: Sequence[float | None]) -> float:
+        return max((float("inf") if v is None else v for v in values), default=float("inf"))
+
+    resumed_s = [worst([hit.resumed_s]) for hit in killed]
+    over_s = [worst([h.resumed_s]) - (h.step_s or 0.0) for h in killed]
+    figures = (
+        Figure("not_recovered", sum(not hit.source for hit in hits), "1", "== 0"),
+        Figure("from_replica", min("replica" in hit.source for hit in hits), "1", "== 1"),
+        Figure("resumed_less_a_step_max_s", max(over_s), "s", f"<= {BAR_S:g}"),
+        *(
+            Figure(f"resumed_p{p}_s", float(np.percentile(resumed_s, p)), "s")
+            for p in (50, 90, 100)
+        ),
+        Figure("killed_detected_max_s", worst([h.detected_s for h in killed]), "s", "<= 1"),
+        Figure(
+            "stopped_detected_max_s",
+            worst([h.detected_s for h in stopped]),
+            "s",
+            f"<= {TIMEOUT_S:g}",
+        ),
+        Figure("stopped_resumed_max_s", worst([h.resumed_s for h in stopped]), "s"),
+        Figure("kills", len(killed), "1"),
+        Figure("stops", len(stopped), "1"),
+    )
+    rows = tuple(
+        {
+            "signal": hit.signal.name,
+            "device": hit.device_id,
+            "detected_s": hit.detected_s,
+            "resumed_s": hit.resumed_s,
+            "step_s": hit.step_s,
+            "source": hit.source,
+        }
+        for hit in hits
+    )
+    return Result(figures, rows)
+
+
+if __name__ == "__main__":
+    main("recovery", run, (("runs", 5, "runs of 5 kills and a stop each"),))

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 BENCHMARKS = (
     "assignment", "baselines", "chaos", "control_law", "executor", "finite_horizon", "frames",
     "infeasible", "overhead", "plan_gap", "plan_time", "planner_in_loop", "published",
-    "reconfiguration", "robustness", "scale", "scenarios", "time_model",
+    "reconfiguration", "recovery", "replan", "robustness", "scale", "scenarios", "soak",
+    "time_model",
 )  # fmt: skip
 
 

@@ -68,6 +68,7 @@ class Hitter:
     recoveries: list[RunEvent] = field(default_factory=list)
     _num_settled: int = 0
     _pending: bool = False
+    _stopped: bool = False
     _since_s: float = 0.0  # of the newest hit, or of the run
 
     def phase(self, text: str) -> None:
@@ -90,9 +91,12 @@ class Hitter:
         self._num_settled += 1
         if len(record.plan.groups) < 2 or not recovered:
             self._num_settled = 0
-        if (over and self._num_settled) or time.monotonic() - self._since_s > PATIENCE_S:
-            stop()
-        elif self._num_settled >= SETTLED_SLOTS:
+        due = self._num_settled >= SETTLED_SLOTS
+        if (over and due) or time.monotonic() - self._since_s > PATIENCE_S:
+            if not self._stopped:  # a second signal would end the run at once
+                stop()
+            self._stopped = True
+        elif due:
             self._pending = True
             victim = str(self.rng.choice(record.plan.device_ids))
             threading.Timer(float(self.rng.uniform(0.0, 1.0)), self._hit, [victim]).start()
@@ -101,12 +105,13 @@ class Hitter:
         """Nothing to take down."""
 
     def _hit(self, device_id: str) -> None:
-        kind, pid = self.signals[len(self.hits)], processes(self.config)[device_id]
-        generation = self.steps[-1][0].generation
-        os.kill(pid, kind)
-        self._since_s = time.monotonic()
-        self.hits.append(Hit(kind, device_id, self._since_s, time.time(), generation))
-        self._pending = False
+        pid = processes(self.config).get(device_id)
+        if pid is not None:  # else it was lost by itself meanwhile
+            kind, generation = self.signals[len(self.hits)], self.steps[-1][0].generation
+            os.kill(pid, kind)
+            self._since_s = time.monotonic()
+            self.hits.append(Hit(kind, device_id, self._since_s, time.time(), generation))
+        self._num_settled, self._pending = 0, False
 
     def settle(self) -> None:
         """Work out what every hit led to, from steps and from the head's log."""

@@ -33,7 +33,7 @@ from orchestrator.reports.records import slot_json
 from orchestrator.runtime.backend import RayBackend
 from orchestrator.runtime.compare import Comparison, entries, measure
 from orchestrator.runtime.crew import head_injector
-from orchestrator.runtime.news import Comparing, Cursor, HeadNews
+from orchestrator.runtime.news import Comparing, Cursor, Feed, HeadNews
 from orchestrator.runtime.progress import Meter, RunClock
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.setup import set_up
@@ -81,10 +81,10 @@ class Head:
             config.run.run_url, keep_checkpoints=config.training.keep_checkpoints
         )
         self._phase = "starting"
-        self._steps: list[CommittedStep] = []
-        self._num_written = 0  # of these steps, in their file
-        self._slots: list[SlotRecord] = []
-        self._events: list[RunEvent] = []
+        self._steps: Feed[CommittedStep] = Feed()
+        self._unwritten: list[CommittedStep] = []  # not in their file yet
+        self._slots: Feed[SlotRecord] = Feed()
+        self._events: Feed[RunEvent] = Feed()
         self._stop_reason: str | None = None
         self._backend: RayBackend | None = None
         self._saved: ControlState | None = None
@@ -119,11 +119,11 @@ class Head:
                 self._backend.close()
 
     def status(self, cursor: Cursor) -> HeadNews:
-        """What happened since ``cursor``; the first one is (0, 0, 0)."""
+        """What happened since ``cursor``, and forget what was before it; the first is (0, 0, 0)."""
         steps, slots, events = (
-            tuple(self._steps[cursor[0] :]),
-            tuple(self._slots[cursor[1] :]),
-            tuple(self._events[cursor[2] :]),
+            self._steps.since(cursor[0]),
+            self._slots.since(cursor[1]),
+            self._events.since(cursor[2]),
         )
         moved = (cursor[0] + len(steps), cursor[1] + len(slots), cursor[2] + len(events))
         return HeadNews(self._phase, steps, slots, events, moved)
@@ -185,7 +185,7 @@ class Head:
             rig,
             meter=self._meter(state, at_once=at_once),
             restore=manifest,
-            on_step=self._steps.append,
+            on_step=self._commit,
             before_checkpoint=self._write_steps,
         )
         if comparing is not None:
@@ -197,7 +197,7 @@ class Head:
             if journal.undone_from is not None:
                 self._store.rewind_steps(journal.undone_from)
             self._store.write_journal(replace(journal, steps=()))
-            self._events += journal.events
+            self._events.extend(journal.events)
             exporter.journal(journal)
 
         loop = ControlLoop(
@@ -316,20 +316,24 @@ class Head:
         lines.append_lines(self._store.url("slots.jsonl"), (slot_json(record),))
         self._slots.append(record)
 
+    def _commit(self, step: CommittedStep) -> None:
+        self._unwritten.append(step)
+        self._steps.append(step)
+
     def _write_steps(self) -> None:
         """Write the steps that are not in their file yet, each once.
 
         A checkpoint that becomes whole in mid-slot may be all that a crash leaves: what it
         builds on must be on record before it, and not only at the end of the slot.
         """
-        steps = tuple(self._steps[self._num_written :])
+        steps = tuple(self._unwritten)
         if steps:
             self._faults.reach(steps[-1].step, "save")
         self._store.write_journal(SlotJournal(steps=steps))
-        self._num_written += len(steps)
+        del self._unwritten[: len(steps)]
 
     def _write_result(self, status: str, reason: str, *, resumable: bool) -> None:
-        state, last = self._store.load_state(), self._slots[-1] if self._slots else None
+        state, last = self._store.load_state(), self._slots.last
         billed_h = last.time_s / 3600.0 if last else 0.0
         self._store.write_result(
             {
@@ -339,7 +343,7 @@ class Head:
                 "resumable": resumable,
                 "steps": state.next_step if state else 0,
                 "samples": state.samples_committed if state else 0,
-                "final_loss": self._steps[-1].loss if self._steps else None,
+                "final_loss": self._steps.last.loss if self._steps.last else None,
                 "spent_usd": state.spent_usd if state else 0.0,
                 "average_per_hour_usd": last.spent_usd / billed_h if last and billed_h else None,
                 "budget_per_hour_usd": self._config.budget.average_per_hour_usd,

@@ -223,6 +223,8 @@ class RayBackend:
         for device_id in fleet.device_ids:
             if device_id not in sight.present:
                 fleet.kill(device_id)  # heard of as any other loss
+        for device_id in fleet.recruited - sight.present.keys():
+            fleet.dismiss(device_id)
         for device_id in sight.leaving_s.keys() - before.leaving_s.keys():
             self._events.append(PreemptionNotice(device_id, sight.leaving_s[device_id]))
         for device_id in before.leaving_s.keys() & sight.present.keys() - sight.leaving_s.keys():

@@ -252,6 +252,10 @@ class Fleet:
         answers = actor.hello.remote(), actor.load.remote(*arguments)
         self._recruits[place.device_id] = Recruit(member, answers, time.monotonic())
 
+    def dismiss(self, device_id: str) -> None:
+        """End a worker that is being started: its device is gone."""
+        self._actors.kill(self._recruits.pop(device_id).member.actor)
+
     @property
     def recruited(self) -> frozenset[str]:
         """Devices whose workers are being started."""

@@ -182,6 +182,14 @@ def test_a_new_worker_that_cannot_load_or_is_too_slow_is_no_member(fleet: Fleet)
     assert "d-0" not in fleet.device_ids
 
 
+def test_a_new_worker_whose_device_goes_before_it_is_ready_is_dismissed(fleet: Fleet) -> None:
+    fleet.enlist(Place("e-0"), "model")
+    fleet.dismiss("e-0")
+    assert fleet.recruited == frozenset()
+    assert fleet.muster(60.0) == ((), ())
+    assert "e-0" not in fleet.device_ids
+
+
 def test_whoever_fails_by_itself_or_is_silent_is_ended_and_a_mere_symptom_is_not(
     fleet: Fleet,
 ) -> None:

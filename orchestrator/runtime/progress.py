@@ -31,6 +31,8 @@ class Progress:
         """From now on the steps of these devices, under this generation, count."""
         self._devices, self._generation = frozenset(device_ids), generation
         self._reports.clear()
+        # After a rewind the same plan may go on: its checkpoints from here on count again.
+        self._last_checkpoint = min(self._last_checkpoint, (generation, self.next_step))
 
     def report(self, report: StepReport) -> None:
         """Take in one device's report of one step; one of another generation is dropped."""

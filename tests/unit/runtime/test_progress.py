@@ -123,6 +123,19 @@ def test_a_checkpoint_of_undone_steps_is_never_whole() -> None:
     assert progress.whole_checkpoints(2) == (part(3, (0, 1), generation=2),)
 
 
+def test_a_plan_that_goes_on_after_a_rewind_has_checkpoints_again() -> None:
+    progress = two_workers(next_step=3)
+    progress.rewind(1)
+    progress.expect(("a", "b"), generation=1)  # every device was lost and has a new worker
+    for step in (1, 2):
+        for device_id in ("a", "b"):
+            progress.report(report(step, device_id))
+    progress.part(part(1, (0, 1)))  # what was restored is whole already
+    assert progress.whole_checkpoints(2) == ()
+    progress.part(part(3, (0, 1)))
+    assert progress.whole_checkpoints(2) == (part(3, (0, 1)),)
+
+
 def test_a_checkpoint_that_one_device_could_not_write_is_told_once_and_never_whole() -> None:
     progress = two_workers(next_step=3)
     progress.part(part(2, (0, 1)))

@@ -71,12 +71,18 @@ class Numbering:
         return places
 
 
-def found_nodes(nodes: Iterable[Mapping[str, object]]) -> tuple[FoundNode, ...]:
+def found_nodes(
+    nodes: Iterable[Mapping[str, object]], refuse: Callable[[str], None] | None = None
+) -> tuple[FoundNode, ...]:
     """Return the nodes that offer devices, from dictionaries as ``ray.nodes()`` returns them.
 
     A node counts when it is alive and has a label ``lyray.kind`` or GPUs whose accelerator
     type Ray reports. It has as many devices as GPUs; a labelled node without GPUs has as many
     as its resource ``lyray`` says, else one. They share the CPUs that the node offers to Ray.
+
+    Args:
+        nodes: The dictionaries.
+        refuse: Told of nodes that cannot be used, and why; None: the first such node raises.
 
     Raises:
         ConfigError: If a node has GPUs but nothing says of which kind.
@@ -90,10 +96,13 @@ def found_nodes(nodes: Iterable[Mapping[str, object]]) -> tuple[FoundNode, ...]:
         num_gpus = int(resources.get("GPU", 0))
         kind = labels.get(KIND_LABEL) or _accelerator_kind(labels, resources)
         if kind is None and num_gpus:
-            raise ConfigError(
+            problem = (
                 f"Ray node {name} has {num_gpus} GPUs of unknown type; start it with "
                 f"--labels {KIND_LABEL}=KIND,{POOL_LABEL}=POOL"
             )
+            if refuse is None:
+                raise ConfigError(problem)
+            refuse(problem)
         if kind is None:
             continue
         num_devices = num_gpus or int(resources.get("lyray", 1))

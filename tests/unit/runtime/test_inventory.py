@@ -76,6 +76,14 @@ def test_gpus_of_unknown_type_are_refused_by_name() -> None:
         found_nodes([ray_node("odd", resources={"GPU": 2.0})])
 
 
+def test_a_node_that_joins_with_gpus_of_unknown_type_is_refused_and_the_others_are_found() -> None:
+    refused = list[str]()
+    nodes = [ray_node("odd", resources={"GPU": 2.0}), ray_node("a", labels={"lyray.kind": "t4"})]
+    (found,) = found_nodes(nodes, refused.append)
+    assert found.name == "a"
+    assert [reason.partition(" of unknown")[0] for reason in refused] == ["Ray node odd has 2 GPUs"]
+
+
 def test_devices_are_numbered_within_their_pool_and_know_their_node() -> None:
     found = found_nodes(
         [

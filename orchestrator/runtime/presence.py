@@ -2,9 +2,9 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import ray
 
@@ -16,8 +16,6 @@ from orchestrator.runtime.notices import NoticeBoard
 from orchestrator.runtime.truth import EmulatedTruth
 
 logger = logging.getLogger(__name__)
-
-_ray: Any = ray  # partly typed
 
 POLL_S = 1.0
 """How often a Ray cluster is asked for its nodes."""
@@ -113,6 +111,7 @@ class RayPresence:
         cluster: ClusterState,
         numbering: Numbering,
         board: NoticeBoard,
+        nodes: Callable[[], Iterable[Mapping[str, object]]],
     ) -> None:
         """Go on from what was found at the start.
 
@@ -121,13 +120,15 @@ class RayPresence:
             cluster: What was found, as priced; a pool must have had a device then.
             numbering: The names of its nodes.
             board: Notices from outside.
+            nodes: Asks Ray for its nodes.
         """
         self._options, self._cluster, self._numbering = options, cluster, numbering
-        self._board = board
+        self._board, self._nodes = board, nodes
         self._like = {device.pool: device for device in cluster.devices}
         self._sight = Sight({}, {})
         self._looked_s, self._now_s = float("-inf"), 0.0
         self._refused: set[str] = set()
+        self._taken: frozenset[str] = frozenset()  # gone, after notice
 
     def look(self, next_step: int, now_s: float) -> Sight:
         """What is there; asked of Ray once in ``POLL_S`` at most."""
@@ -139,7 +140,7 @@ class RayPresence:
 
     def _look(self, now_s: float) -> Sight:
         found = number_nodes(
-            found_nodes(_ray.nodes()), self._options, self._numbering, self._refuse
+            found_nodes(self._nodes(), self._refuse), self._options, self._numbering, self._refuse
         )
         draining_s = _draining(now_s)
         present, leaving_s = {}, dict(self._board.read(now_s))
@@ -152,6 +153,7 @@ class RayPresence:
             present[one.device_id] = Present(device, place_of(one))
             if one.ray_node_id in draining_s:
                 leaving_s[one.device_id] = draining_s[one.ray_node_id]
+        self._taken = (self._taken | self._sight.leaving_s.keys()) - present.keys()
         return Sight(present, {d: s for d, s in leaving_s.items() if d in present})
 
     def offers(self) -> tuple[Offer, ...]:
@@ -160,7 +162,7 @@ class RayPresence:
 
     def is_preemption(self, device_id: str) -> bool:
         """A spot device whose node went with it, or one that had been under notice."""
-        if device_id in self._sight.leaving_s:
+        if device_id in self._sight.leaving_s or device_id in self._taken:
             return True
         if not self._cluster.offer(device_id.rpartition("-")[0]).spot:
             return False

@@ -142,7 +142,7 @@ def set_up(
     presence: Presence = (
         EmulatedPresence(truth, _here(actors), board)
         if emulated
-        else RayPresence(found.options, cluster, found.numbering, board)
+        else RayPresence(found.options, cluster, found.numbering, board, actors.nodes)
     )
     return Rig(
         crew=crew,

@@ -6,10 +6,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks.builders import make_cluster, make_device, make_profile
-from orchestrator.control.backend import EmulatedEvent
+from orchestrator.control.backend import (
+    ClusterOptions,
+    EmulatedEvent,
+    LinkOptions,
+    OfferOptions,
+)
+from orchestrator.control.pools import build_cluster
 from orchestrator.core.model import TrainingOptions
+from orchestrator.runtime import presence as module
+from orchestrator.runtime.inventory import Numbering, found_nodes, price_nodes
 from orchestrator.runtime.notices import NoticeBoard, parse_notices
-from orchestrator.runtime.presence import EmulatedPresence
+from orchestrator.runtime.presence import EmulatedPresence, RayPresence
 from orchestrator.runtime.truth import EmulatedTruth
 
 
@@ -42,6 +50,39 @@ def test_a_device_under_notice_is_there_until_its_time_has_come() -> None:
     sight = looking.look(5, 32.0)
     assert (set(sight.present), sight.leaving_s) == ({"fast-0"}, {})
     assert looking.is_preemption("slow-0")
+
+
+def ray_node(name: str) -> dict[str, object]:
+    return {
+        "NodeID": f"id-{name}",
+        "NodeName": name,
+        "Alive": True,
+        "Labels": {"lyray.kind": "t4"},
+        "Resources": {"CPU": 1.0},
+    }
+
+
+def test_a_device_on_demand_that_went_after_notice_was_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_draining", lambda now_s: {})
+    monkeypatch.setattr(module, "POLL_S", -1.0)
+    offers = (OfferOptions(pool="p", kind="t4", price_per_hour=1.0),)
+    numbering = Numbering()
+    nodes = [ray_node("a"), ray_node("b")]
+    links = (LinkOptions(within="zone", bandwidth_gbytes_per_s=1.0),)
+    described = ClusterOptions(source="ray", offers=offers, links=links)
+    options, _ = price_nodes(found_nodes(nodes), described, numbering)
+    (tmp_path / "board").write_text('{"p-0": 30, "p-9": 30}')
+    board = NoticeBoard(str(tmp_path / "board"))
+    looking = RayPresence(options, build_cluster(options), numbering, board, lambda: nodes)
+    assert set(looking.look(0, 1.0).leaving_s) == {"p-0"}
+    nodes.pop(0)
+    assert set(looking.look(0, 2.0).present) == {"p-1"}  # before anybody hears of the loss
+    assert looking.is_preemption("p-0")
+    assert not looking.is_preemption("p-1")
+    nodes.append(ray_node("c"))
+    assert set(looking.look(0, 3.0).present) == {"p-0", "p-1"}
 
 
 @pytest.mark.parametrize("spot", [False, True])

@@ -107,9 +107,16 @@ def write_bytes(url: str, data: bytes) -> None:
     _use(url, write)
 
 
-def read_bytes(url: str) -> bytes:
-    """Return a whole file. Raises FileNotFoundError when there is none."""
-    return _use(url, lambda filesystem, path: cast("bytes", filesystem.cat_file(path)))
+def read_bytes(url: str, *, patient: bool = True) -> bytes:
+    """Return a whole file; ``patient``: try again where an error may pass.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        OSError: If the storage refuses.
+    """
+    return _use(
+        url, lambda filesystem, path: cast("bytes", filesystem.cat_file(path)), patient=patient
+    )
 
 
 def exists(url: str) -> bool:
@@ -213,7 +220,9 @@ def _open(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     return filesystem, path
 
 
-def _use(url: str, use: Callable[[fsspec.AbstractFileSystem, str], T]) -> T:
+def _use(
+    url: str, use: Callable[[fsspec.AbstractFileSystem, str], T], *, patient: bool = True
+) -> T:
     """Do something to a URL's file, again where an error may pass."""
     filesystem, path = _open(url)
 
@@ -222,7 +231,7 @@ def _use(url: str, use: Callable[[fsspec.AbstractFileSystem, str], T]) -> T:
         with _as_os_error(url):
             return use(filesystem, path)
 
-    return patiently(once)
+    return patiently(once) if patient else once()
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class NoticeBoard:
 
     def _deadlines(self, url: str, now_s: float) -> dict[str, float]:
         try:
-            told = parse_notices(storage.read_bytes(url).decode())
+            told = parse_notices(storage.read_bytes(url, patient=False).decode())
         except FileNotFoundError:
             return {}  # nobody is under notice
         except (OSError, ValueError) as error:

@@ -197,6 +197,11 @@ class Flaky(MemoryFileSystem):
         if self.errors:
             raise self.errors.pop(0)  # it was stored all the same: who knows?
 
+    def cat_file(self, path: str, **options: int | None) -> bytes:
+        if self.errors:
+            raise self.errors.pop(0)
+        return bytes(super().cat_file(path, **options))
+
 
 fsspec.register_implementation("flaky", Flaky, clobber=True)
 
@@ -229,6 +234,14 @@ def test_a_hiccup_of_the_store_is_tried_again(waits: list[float], hiccup: Except
     storage.write_bytes("flaky://a/b", b"x")
     assert storage.read_bytes("flaky://a/b") == b"x"
     assert waits == list(retries.WAITS_S[:2])
+
+
+def test_whoever_asks_again_anyway_need_not_wait_for_a_store(waits: list[float]) -> None:
+    storage.write_bytes("flaky://a/b", b"x")
+    Flaky.errors.append(TimeoutError("no answer"))
+    with pytest.raises(TimeoutError):
+        storage.read_bytes("flaky://a/b", patient=False)
+    assert waits == []
 
 
 @pytest.mark.parametrize("hiccup", HICCUPS, ids=repr)

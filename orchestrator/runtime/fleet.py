@@ -144,7 +144,7 @@ class Fleet:
             member = self._members[device_id]
             if member.lost is None:
                 self.kill(device_id)
-                member.lost = f"{error} and was ended"
+                member.lost = f"{error}; it was ended"
             losses.append(Loss(device_id, member.lost))
         return answers, tuple(losses)
 
@@ -305,6 +305,8 @@ class Fleet:
     ) -> tuple[int, OrchestratorError]:
         """What one worker's error means, and how far from the cause of many it likely is."""
         if isinstance(error, RayActorError):
+            if isinstance(error, ActorUnavailableError):
+                self.kill(device_id)  # it may live on out of reach, and hold its device
             self._members[device_id].lost = "its process was killed"
             return _DEAD, LostWorkerError(
                 f"device {device_id} was lost: its process was killed during {method!r}"

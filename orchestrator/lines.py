@@ -72,7 +72,7 @@ def _parts(url: str) -> tuple[str, ...]:
 
 def _lines_of(part: str) -> list[str]:
     data = storage.read_bytes(part)
-    return data[: data.rfind(b"\n") + 1].decode().splitlines()
+    return data[: data.rfind(b"\n") + 1].decode().split("\n")[:-1]
 
 
 def _append_local(path: Path, data: bytes) -> None:

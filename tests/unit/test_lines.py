@@ -30,6 +30,12 @@ def test_lines_come_back_in_order(folder: str) -> None:
     assert lines.read_lines(url) == ("a", "b", "c")
 
 
+def test_only_a_line_feed_ends_a_line(folder: str) -> None:
+    url, rows = storage.join(folder, "f.jsonl"), ("a\x0bb\u2028c", "d\re")
+    lines.append_lines(url, rows)
+    assert lines.read_lines(url) == rows
+
+
 @given(torn=st.binary(max_size=40).filter(lambda b: b"\n" not in b))
 def test_a_line_torn_by_a_crash_is_dropped_and_earlier_lines_stay(
     tmp_path_factory: pytest.TempPathFactory, torn: bytes

@@ -238,9 +238,9 @@ class RayBackend:
             self._devices[device_id] = sight.present[device_id].device
             self._events.append(DeviceJoined(self._devices[device_id]))
         known = {*fleet.device_ids, *fleet.recruited, *sight.leaving_s}
-        for device_id, present in sight.present.items():
-            if device_id not in known and not self._quarantine.holds(device_id, now_s):
-                self._crew.enlist(present.place)
+        for device_id in sorted(sight.present.keys() - known):
+            if not (fleet.device_ids and self._quarantine.holds(device_id, now_s)):
+                self._crew.enlist(sight.present[device_id].place)
 
     def _observation(self) -> Observation:
         self._slot_from_s = now_s = self.now_s()

@@ -186,6 +186,8 @@ class Crew:
             step: The boundary at which all stand.
             holders: Who holds which layer.
         """
+        if not set(self._world) >= {device for devices in holders.values() for device in devices}:
+            return None  # another worker has taken the place of one that held layers
         layers: dict[str, list[int]] = {}
         for layer, devices in sorted(holders.items()):
             first = min(devices, key=self._world.index)  # who writes it during the run, too

@@ -92,9 +92,9 @@ class WorkerActor:
         """Measure the layers on this device; for ``wall`` see ``profile_model``."""
         return self._loaded().profile(wall)
 
-    def connect(self, host: str, port: int, rank: int, world_size: int, life: str) -> None:
-        """Join the process group of all workers, whose store is served at ``host``."""
-        self._loaded().connect(host, port, rank, world_size, life)
+    def connect(self, host: str, port: int, rank: int, world_size: int, world: str) -> None:
+        """Join all workers, whose store is served at ``host``; ``world``: see ``Peers.join``."""
+        self._loaded().connect(host, port, rank, world_size, world)
 
     def install(self, assignment: Assignment, wall_zero_s: float | None) -> None:
         """Take a place in a plan: process groups, layer state, Program. Collective.

@@ -151,8 +151,8 @@ def _connect(
 def tcp_transport(rank: int, world_size: int, store: Store, *, timeout_s: float) -> LinkTransport:
     """Return a Transport over one TCP connection a pair of ranks; the higher rank connects.
 
-    Addresses and the secret of this life of the run travel through ``store``, which must be
-    fresh. Whoever does not prove to know the secret is dropped.
+    Addresses and the secret of this world travel through ``store``, which must be fresh.
+    Whoever does not prove to know the secret is dropped.
 
     Raises:
         TimeoutError: If a rank does not come within ``timeout_s``.

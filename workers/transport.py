@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Transport(Protocol):
-    """Point-to-point messages between the workers of one life of a run; peers go by rank.
+    """Point-to-point messages between workers that joined each other; peers go by rank.
 
     A message is a tuple of tensors of any shape and dtype; both always travel with it, so
     unequal microbatches need no agreement beforehand. Messages of one rank and tag arrive in
@@ -89,10 +89,10 @@ class Transport(Protocol):
 
 
 class TransportFactory(Protocol):
-    """Joins the workers of a life of the run; collective, returns when all are connected."""
+    """Joins workers of a run; collective, returns when all are connected."""
 
     def __call__(self, rank: int, world_size: int, store: Store, *, timeout_s: float) -> Transport:
-        """Connect to every other rank. ``store`` must be fresh: a prefix of this life's own.
+        """Connect to every other rank. ``store`` must be fresh: a prefix for this time only.
 
         Raises:
             TimeoutError: If a rank does not come within ``timeout_s``.

@@ -98,10 +98,10 @@ class Worker:
         )
 
     def connect(
-        self, store_host: str, store_port: int, rank: int, world_size: int, life: str = "life"
+        self, store_host: str, store_port: int, rank: int, world_size: int, world: str
     ) -> None:
         """Join all workers of the run; collective, see ``Peers.join``. The layers here stay."""
-        self._peers.join(store_host, store_port, rank, world_size, life)
+        self._peers.join(store_host, store_port, rank, world_size, world)
 
     # Taking a place in a plan ------------------------------------------------------------
 

@@ -117,6 +117,8 @@ class Head:
         finally:
             if self._backend is not None:
                 self._backend.close()
+            if self._saved is not None:  # whatever ended it, it is not this process's death
+                self._store.save_state(self._saved)
 
     def status(self, cursor: Cursor) -> HeadNews:
         """What happened since ``cursor``, and forget what was before it; the first is (0, 0, 0)."""
@@ -141,6 +143,8 @@ class Head:
                 return self._live(comparing, at_once=at_once)
             except DamagedCheckpointError as error:
                 self._fall_back(error)
+                # What was decided in this process is held until the next decision, and billed.
+                at_once = at_once or self._saved is not None
 
     def _fall_back(self, error: DamagedCheckpointError) -> None:
         """Make ready for another life, from the checkpoint before a damaged one.
@@ -223,8 +227,6 @@ class Head:
             if loop.outcome is None:
                 loop.end("stopped", str(self._stop_reason))
         finally:
-            if self._saved is not None:  # whatever ended it, it is not this process's death
-                self._store.save_state(self._saved)
             exporter.close()
             cpu_s = time.process_time() - started_cpu_s
             logger.info("the head used %.1f CPU seconds in %s slots", cpu_s, len(self._slots))

@@ -23,6 +23,8 @@ from tests.runtime.test_ray_run import (
     read,
 )
 
+QUANTUM_S = 1.0  # to which billed time is rounded up
+
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(240)]
 
 __all__ = ["_cluster"]  # for the whole module
@@ -81,8 +83,13 @@ def test_a_checkpoint_that_cannot_be_written_or_read_costs_steps_but_not_the_run
     told = warnings(run)[1]
     assert told.startswith("checkpoint_damaged: ")
     assert told.endswith(f"going on from the one of step {older}")
-    resumed = [e["detail"] for e in read(run, "events.jsonl") if e["kind"] == "resumed"]
-    assert resumed[-1] == f"at step {older}"
+    resumed = [e for e in read(run, "events.jsonl") if e["kind"] == "resumed"]
+    assert resumed[-1]["detail"] == f"at step {older}"
+    # The command that was refused had passed over the newest one and held devices meanwhile.
+    passed_over_s, again_s = (float(str(e["time_s"])) for e in resumed[-2:])
+    assert again_s > passed_over_s
+    begun = [r for r in read(run, "ledger.jsonl") if 0 <= r["from_s"] - passed_over_s < QUANTUM_S]
+    assert any(row["to_s"] >= again_s for row in begun)
 
 
 def test_checkpoints_that_fail_in_a_row_end_the_run_naming_the_place(tmp_path: Path) -> None:

@@ -347,9 +347,7 @@ class RayBackend:
             LostWorkerError: If nobody is left, although there are devices.
         """
         started_s, progress = self.now_s(), self._watch.progress
-        self._watch.lose(
-            self._fleet.losses
-        )  # of which some were found out while something was asked
+        self._watch.lose(self._fleet.losses)  # some were found out while something was asked
         boundary = self._crew.regroup(self._watch) or self._await_anybody()
         source: Literal["replica", "checkpoint", "start"] = "replica"
         if self._holders:

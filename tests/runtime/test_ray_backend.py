@@ -250,3 +250,17 @@ def test_workers_that_lose_each_other_although_all_are_there_are_told_of(scene: 
     assert kinds(seen) == [WorkerFailed, WorkerFailed]
     assert seen.next_step == 7
     assert scene.run(make_plan(*CHAIN.groups, generation=3)).reports[0].step == 7
+
+
+def test_devices_that_die_again_and_again_come_back_at_once_where_nobody_else_is_left(
+    scene: Scene,
+) -> None:
+    for generation in (3, 4, 5):
+        seen = scene.run(make_plan(*CHAIN.groups, generation=generation))
+        while not seen.reports:
+            seen = scene.backend.observe()
+        for device in DEVICES:
+            scene.crew.kill(device.device_id)
+        seen = scene.backend.observe()
+        assert [e.device_id for e in seen.events if isinstance(e, DeviceLost)] == ["a-0", "b-0"]
+        assert DeviceJoined in kinds(seen)

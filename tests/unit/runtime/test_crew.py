@@ -1,16 +1,21 @@
-"""Where workers that are left after a fault go on from."""
+"""Where workers that are left after a fault go on from, and who is joined with whom."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from orchestrator.config import RunConfig
+from orchestrator.core.durable import CheckpointPart
 from orchestrator.runtime import crew
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.crew import Crew, last_applied
 from workers.update import Verdict
 from workers.worker import Standing, TaskInfo
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.watch import Watch
 
 
 def verdict(loss_sum: float) -> Verdict:
@@ -47,6 +52,7 @@ class Roster:
         self, _: type, places: Sequence[Place], *others: object, **options: object
     ) -> None:
         self.device_ids = tuple(place.device_id for place in places)
+        self.saved: dict[str, tuple[object, ...]] = {}
 
     def greet(self, timeout_s: float) -> dict[str, object]:
         return {}
@@ -54,15 +60,25 @@ class Roster:
     def call(self, method: str, answer: type, **options: object) -> dict[str, TaskInfo]:
         return dict.fromkeys(self.device_ids, TaskInfo(8))
 
+    def ask(
+        self,
+        method: str,
+        answer: type,
+        step: int,
+        *,
+        each: Mapping[str, tuple[object, ...]],
+        **_: object,
+    ) -> tuple[dict[str, CheckpointPart], tuple[()]]:
+        self.saved |= each
+        return dict.fromkeys(each, CheckpointPart(step, 1, ())), ()
+
     def enlist(self, place: Place, *arguments: object) -> None:
         kept = tuple(d for d in self.device_ids if d != place.device_id)
         self.device_ids = (*kept, place.device_id)
 
 
-def test_a_new_worker_in_the_place_of_the_last_one_is_not_joined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """horovod/horovod#2652: whoever comes anew joins at a change of plan, and not before."""
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Crew:
     monkeypatch.setattr(crew, "Fleet", Roster)
     config = RunConfig.parse(f"""
 run: {{name: tiny, storage_path: {tmp_path}}}
@@ -73,9 +89,34 @@ cluster:
   links: [{{within: zone, latency_s: 0.0001, bandwidth_gbytes_per_s: 1}}]
 budget: {{average_per_hour_usd: 10}}
 """)
-    found = Crew(config, [Place("a-0"), Place("b-0")], str(tmp_path), host="127.0.0.1", actors=None)
+    places = [Place("a-0"), Place("b-0")]
+    found = Crew(config, places, str(tmp_path), host="127.0.0.1", actors=None)
     found.get_ready()
-    assert found.is_joined
-    found.enlist(Place("b-0"))
-    assert found.fleet.device_ids == ("a-0", "b-0")
-    assert not found.is_joined
+    return found
+
+
+def test_a_new_worker_in_the_place_of_the_last_one_is_not_joined(two: Crew) -> None:
+    """horovod/horovod#2652: whoever comes anew joins at a change of plan, and not before."""
+    assert two.is_joined
+    two.enlist(Place("b-0"))
+    assert two.fleet.device_ids == ("a-0", "b-0")
+    assert not two.is_joined
+
+
+class Deaf:
+    """A watch that hears of no loss."""
+
+    def lose(self, losses: Sequence[object]) -> None:
+        assert not losses
+
+
+def test_a_layer_is_written_by_the_first_who_holds_it_and_only_while_all_are_joined(
+    two: Crew,
+) -> None:
+    watch, roster = cast("Watch", Deaf()), cast("Roster", two.fleet)
+    assert two.save(watch, 3, {0: ("b-0", "a-0"), 1: ("b-0",)}) is not None
+    assert roster.saved == {"a-0": ((0,),), "b-0": ((1,),)}
+    roster.saved = {}
+    two.enlist(Place("b-0"))  # the layer that b-0 had is nowhere
+    assert two.save(watch, 3, {0: ("a-0",), 1: ("b-0",)}) is None
+    assert roster.saved == {}

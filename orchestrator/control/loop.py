@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+_NOTHING_YET = "nothing ran yet"
+
+
 def _ignore(_: object) -> None:
     """Sink of what nobody wants to see."""
 
@@ -78,7 +81,7 @@ class ControlLoop:
         self._restarted = state is not None
         self._incumbent = state.plan if state else None
         plan = state.plan if state else Plan(0, options.training.schedules[0])
-        self._decision = Decision("idle", plan, IDLE_ESTIMATE, "nothing ran yet")
+        self._decision = Decision("idle", plan, IDLE_ESTIMATE, _NOTHING_YET)
         if state and (
             estimate := incumbent_estimate(CostModel(self.problem()), self._chooser.rows)
         ):
@@ -221,7 +224,9 @@ class ControlLoop:
     def _waits_on(self, decision: Decision) -> bool:
         """Whether nothing runs for the same cause as before, which is no news."""
         before = self._decision
-        return decision.kind == before.kind == "idle" and _cause(decision) == _cause(before)
+        resumed = self.state is not None and before.reason == _NOTHING_YET  # who waited already
+        known = resumed or _cause(decision) == _cause(before)
+        return decision.kind == before.kind == "idle" and known
 
     def _finish(self, status: OutcomeStatus, reason: str, slot: Settled | None) -> SlotRecord:
         started_cpu_s = self.cpu_clock()

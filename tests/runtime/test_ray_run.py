@@ -307,7 +307,7 @@ def test_a_killed_head_is_replaced_and_the_ledger_has_no_gap(tmp_path: Path) -> 
         losses_alone(run), rel=1e-5
     )
     (resumed,) = [e for e in watcher.events if e.kind == "resumed"]
-    assert resumed.detail == "at step 20"
+    assert resumed.detail in {"at step 20", "at step 30"}  # the newest by then
     held = sorted(
         (e["from_s"], e["to_s"]) for e in read(run, "ledger.jsonl") if e["device"] == "fast-0"
     )

@@ -157,8 +157,8 @@ def test_a_run_in_a_bucket_survives_hiccups_and_a_kill_resumes_and_is_reported(
     output = ended(second)
     assert second.returncode == 0, output
     (resumed,) = [e["detail"] for e in records.read("events") if e["kind"] == "resumed"]
-    newest = range(manifest.step, 60, 10)  # workers end a moment after the job's process
-    assert resumed in {f"at step {step}" for step in newest}
+    # Workers end a moment after the job's process, and a late checkpoint has a step of its own.
+    assert resumed in {f"at step {step}" for step in range(manifest.step, 60)}
     steps = records.read("steps")
     assert [row["step"] for row in steps] == list(range(60))
     assert [row["loss"] for row in steps] == pytest.approx(losses_alone(run), rel=1e-5)

@@ -26,7 +26,8 @@ _MAY_PASS = frozenset(
     )
     if hasattr(errno, name)
 )  # fmt: skip
-_FOR_GOOD = (ImportError, TypeError, ValueError, NotImplementedError)  # a driver's, or its lack
+_FOR_GOOD = (ImportError, TypeError, ValueError, NotImplementedError)
+"""Raised by a driver that is missing, misused, or cannot do what was asked: waiting mends none."""
 
 
 def patiently(action: Callable[[], T]) -> T:

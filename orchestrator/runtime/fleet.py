@@ -103,8 +103,7 @@ class Fleet:
             LostWorkerError: If a worker is gone, fails or does not answer, with its device.
             OrchestratorError: What a worker raised of our own errors.
         """
-        asked = self.device_ids if device_ids is None else tuple(device_ids)
-        calls = {d: (*arguments, *(each or {}).get(d, ())) for d in asked}
+        calls = self._calls(arguments, device_ids, each)
         answers, errors = self._answers(method, answer, calls, timeout_s, SILENT_S)
         if errors:
             raise min(errors.values(), key=lambda found: found[0])[1]
@@ -132,8 +131,7 @@ class Fleet:
         Raises:
             OrchestratorError: What a worker raised of our own errors, which the next would, too.
         """
-        asked = self.device_ids if device_ids is None else tuple(device_ids)
-        calls = {d: (*arguments, *(each or {}).get(d, ())) for d in asked}
+        calls = self._calls(arguments, device_ids, each)
         answers, errors = self._answers(method, answer, calls, timeout_s, patience_s)
         losses = []
         for device_id, (distance, error) in errors.items():
@@ -147,6 +145,16 @@ class Fleet:
                 member.lost = f"{error}; it was ended"
             losses.append(Loss(device_id, member.lost))
         return answers, tuple(losses)
+
+    def _calls(
+        self,
+        arguments: tuple[object, ...],
+        device_ids: Iterable[str] | None,
+        each: Mapping[str, tuple[object, ...]] | None,
+    ) -> dict[str, tuple[object, ...]]:
+        """What to call each worker with."""
+        asked = self.device_ids if device_ids is None else device_ids
+        return {d: (*arguments, *(each or {}).get(d, ())) for d in asked}
 
     def _answers(
         self,

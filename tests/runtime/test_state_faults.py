@@ -21,6 +21,15 @@ def failures(fleet: Fleet, ranks: list[int]) -> dict[str, WorkerFailed]:
     return {i.device_id: i for i in items if isinstance(i, WorkerFailed)}
 
 
+def run_all(fleet: Fleet) -> tuple[int, list[int]]:
+    """Let all run, and return once steps are done; the order that all but rank 1 will answer."""
+    order: tuple[int, list[int]] = fleet.send("run", ranks=[0, 2])
+    fleet.send("run", ranks=[1])
+    while not any(r.step >= 2 for news in fleet.all("news", ranks=[0, 2]) for r in news):
+        pass
+    return order
+
+
 @pytest.mark.parametrize(
     ("place", "message", "quoted"),
     [
@@ -67,10 +76,7 @@ def test_killed_worker_frees_all_others_at_once_and_is_named(tmp_path: Path) -> 
     with Fleet(tuple("abcd")) as fleet:
         fleet.start(spec)
         fleet.install(PLAN, first_step=0, end_step=100_000)
-        order = fleet.send("run", ranks=[0, 2])
-        fleet.send("run", ranks=[1])
-        while not any(r.step >= 2 for news in fleet.all("news", ranks=[0, 2]) for r in news):
-            pass
+        order = run_all(fleet)
         fleet.processes[1].kill()
         killed_s = time.monotonic()
         ends = fleet.receive(order)
@@ -92,10 +98,7 @@ def test_a_stopped_worker_is_waited_for_no_longer_than_a_time_out(tmp_path: Path
     with Fleet(tuple("abc")) as fleet:
         fleet.start(spec)
         fleet.install(PLAN, first_step=0, end_step=100_000)
-        order = fleet.send("run", ranks=[0, 2])
-        fleet.send("run", ranks=[1])
-        while not any(r.step >= 2 for news in fleet.all("news", ranks=[0, 2]) for r in news):
-            pass
+        order = run_all(fleet)
         os.kill(fleet.processes[1].pid, signal.SIGSTOP)
         ends = fleet.receive(order)
         told = failures(fleet, [0, 2])

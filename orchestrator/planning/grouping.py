@@ -39,13 +39,14 @@ class DeviceSpace:
         self._chains: dict[Chain, ChainSet] = {}
         self._near: dict[Grouping, tuple[_Move, ...]] = {}
 
-    def seeds(self, seconds_per_sample: Sequence[float]) -> list[Grouping]:
+    def seeds(self, seconds_per_sample: Sequence[float], longest: int) -> list[Grouping]:
         """Data parallel on the fastest devices, chains, single devices, whole nodes as teams.
 
         Also several chains of about equal speed, of all devices, of some kinds, of teams.
 
         Args:
             seconds_per_sample: Of the whole model on each team of the roster.
+            longest: Most teams of a chain: the number of layers.
         """
         roster, num_devices = self.roster, len(self.roster.devices)
         fastest = sorted(range(num_devices), key=lambda d: (seconds_per_sample[d], d))
@@ -58,7 +59,8 @@ class DeviceSpace:
         found += [((d,),) for d in fastest]
         found += [hands for some in self._of_kinds(fastest) for hands in _hands(some)]
         found += self._team_seeds(seconds_per_sample)
-        return list(dict.fromkeys(roster.canonical(guess) for guess in found))
+        short = (guess for guess in found if all(len(chain) <= longest for chain in guess))
+        return list(dict.fromkeys(map(roster.canonical, short)))
 
     def _of_kinds(self, fastest: Sequence[int]) -> Iterator[list[int]]:
         """All devices, all but those of the slowest kinds, and those of each kind."""
@@ -86,6 +88,13 @@ class DeviceSpace:
             rest = [d for d in range(len(roster.devices)) if d not in taken]
             yield tuple((team,) for team in (*teams, *rest))
             yield from (tuple((t,) for t in teams[:count]) for count in range(1, len(teams) + 1))
+
+    def filled(
+        self, state: Grouping, seconds_per_sample: Sequence[float], longest: int
+    ) -> tuple[Grouping, ...]:
+        """None: moves of single devices find what is left."""
+        del state, seconds_per_sample, longest
+        return ()
 
     def by_kind(self, state: Grouping) -> dict[str, Grouping]:
         """Chains over devices of one kind."""

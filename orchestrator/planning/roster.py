@@ -39,13 +39,18 @@ class Roster:
             if len(mates) < 2 and all(mate.node_id != device.node_id for mate in mates):
                 mates.append(device)
         self._pools = list(pools.values())  # of each, devices of two nodes where it has them
-        members = [sorted(node, key=self._figures) for node in nodes.values()]
-        members.sort(key=lambda node: (*self._node_key(node), node[0].node_id))
+        self._paths: dict[tuple[object, ...], tuple[object, ...]] = {}
+        keyed = [
+            (self._node_key(node), node)
+            for node in (sorted(some, key=self._figures) for some in nodes.values())
+        ]
+        keyed.sort(key=lambda one: (*one[0], one[1][0].node_id))
+        members = [node for _, node in keyed]
         self.devices: tuple[Device, ...] = tuple(device for node in members for device in node)
         self.node_of = [n for n, node in enumerate(members) for _ in node]
         self._index_of = {device.device_id: i for i, device in enumerate(self.devices)}
         self._canonical: dict[Grouping, Grouping] = {}
-        self._classes(members)
+        self._classes(members, [key for key, _ in keyed])
         self._form_teams(members, team_sizes or {})
 
     def _figures(self, device: Device) -> tuple[object, ...]:
@@ -74,19 +79,33 @@ class Roster:
     def _node_key(self, node: Sequence[Device]) -> tuple[object, ...]:
         """What a node is and how it is joined to others, without a name."""
         first = node[0]
-        others, special = self._cluster.devices, first.node_id in self._special
-        if not special:
+        if first.node_id in self._special:
+            paths = self._paths_to(first, self._cluster.devices, special=True)
+        else:
             others = tuple(
                 next((d for d in pool if d.node_id != first.node_id), pool[0])
                 for pool in self._pools
             )
-        paths = sorted(
-            (self._end(d, single=special), self._path(first, d), self._path(d, first))
-            for d in others
-        )
-        return tuple(map(self._figures, node)), self._path(first, first), tuple(paths)
+            # Most nodes of a pool are joined to the very same others.
+            key = first.pool, first.zone, *map(id, others)
+            if key not in self._paths:
+                self._paths[key] = self._paths_to(first, others, special=False)
+            paths = self._paths[key]
+        return tuple(map(self._figures, node)), self._path(first, first), paths
 
-    def _classes(self, members: Sequence[Sequence[Device]]) -> None:
+    def _paths_to(
+        self, first: Device, others: Sequence[Device], *, special: bool
+    ) -> tuple[object, ...]:
+        return tuple(
+            sorted(
+                (self._end(d, single=special), self._path(first, d), self._path(d, first))
+                for d in others
+            )
+        )
+
+    def _classes(
+        self, members: Sequence[Sequence[Device]], keys: Sequence[tuple[object, ...]]
+    ) -> None:
         """Number the classes of alike nodes and, inside a node, of alike devices."""
         plain: dict[tuple[object, ...], int] = {}
         self.node_class: list[int] = []
@@ -95,7 +114,7 @@ class Roster:
                 alike = (k for k in range(n) if self._swappable(members, k, n))
                 self.node_class.append(next((self.node_class[k] for k in alike), n))
                 continue
-            self.node_class.append(plain.setdefault(self._node_key(node), n))
+            self.node_class.append(plain.setdefault(keys[n], n))
         self.nodes_of_class: dict[int, list[int]] = {}
         for n, node_class in enumerate(self.node_class):
             self.nodes_of_class.setdefault(node_class, []).append(n)

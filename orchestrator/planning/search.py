@@ -16,10 +16,16 @@ from orchestrator.planning.variations import Variation
 NUM_RUNS = 2
 """Climbs from unlike first guesses; one is enough from the plan that an earlier search found."""
 
-NUM_AT_ONCE = (12, None)
-NUM_TRIED = (4, 12)
+NUM_AT_ONCE = (12, 68, None)
+NUM_TRIED = (2, 6, 12)
 """First guesses that are ranked together, and how many of them are tried, most promising first:
-a plan is there early, and there may be time for no more. None: all that are left."""
+a plan is there early, and there may be time for no more. None: all that are left.
+
+Before these the best ones are filled and joined kind by kind: a re-plan has no time for all.
+"""
+
+NUM_FILLED, NUM_FILLS = 2, 3
+"""First guesses whose idle devices get groups of their own, and how many ways are tried."""
 
 NUM_POLISHED = 8
 """First guesses, best first, that are polished to find where to climb from."""
@@ -38,7 +44,7 @@ DETOUR_RATIO = 0.15
 """States that promise less than the best score by more than this, relative to what the best
 one's samples are worth, are not climbed through."""
 
-NUM_SKETCHES, NUM_SKETCHED = 1, 100
+NUM_SKETCHES, NUM_SKETCHED = 1, 50
 """First guesses from which a climb is sketched in states that have no cuts yet, and how many of
 these it sees: a look at one takes a thirtieth of the time."""
 
@@ -138,24 +144,36 @@ class Search:
 
     def _first_guesses(self, num_sketches: int = 0) -> list[Trial]:
         """The most promising first guesses, and where sketches lead from some, polished."""
-        seeds = self._while_in_time(self._evaluator.space.seeds(self._evaluator.seconds_per_sample))
+        space, seconds = self._evaluator.space, self._evaluator.seconds_per_sample
+        seeds = self._while_in_time(space.seeds(seconds, self._evaluator.num_layers))
         raw: dict[State, Trial] = {}
         guesses: list[State] = []
         joined: dict[State, Trial] = {}
         joins = self._best is None or not self._evaluator.has_joined
         for at_once, most in zip(NUM_AT_ONCE, NUM_TRIED, strict=True):
+            if at_once is None:
+                self._add_filled(raw)
+                if joins and not self._out_of_time():
+                    self._add_promising(self._kind_by_kind(guesses), joined, most)
+                    self._evaluator.has_joined = True
             some = list(islice(seeds, at_once))
             guesses += some
             self._add_promising(some, raw, most)
-        if joins and not self._out_of_time():
-            self._add_promising(self._kind_by_kind(guesses), joined, most)
-            self._evaluator.has_joined = True
         for guess in self._ranked({**raw, **joined})[:num_sketches]:
             self._add_promising([self._sketched(guess)], raw, 1)
         # One of the joined ones, so that they do not crowd out unlike guesses.
         ranked = [*self._ranked(joined)[:1], *self._ranked(raw)[:NUM_POLISHED]]
         ranked.sort(key=lambda guess: self.score({**raw, **joined}[guess]), reverse=True)
         return [trial for trial in map(self._look, ranked) if trial]
+
+    def _add_filled(self, raw: dict[State, Trial]) -> None:
+        """Add trials of the best ones with more groups over what they leave idle."""
+        for guess in self._ranked(raw)[:NUM_FILLED]:
+            if self._out_of_time():
+                return
+            evaluator = self._evaluator
+            some = evaluator.space.filled(guess, evaluator.seconds_per_sample, evaluator.num_layers)
+            self._add_promising(list(some), raw, NUM_FILLS)
 
     def _sketched(self, state: State) -> State:
         """Where a climb leads that only sees what states promise before they have cuts."""

@@ -33,8 +33,16 @@ class Space(Protocol):
     def layout(self) -> object:
         """Equal for spaces in which a state means the same devices."""
 
-    def seeds(self, seconds_per_sample: Sequence[float]) -> Iterable[State]:
-        """First guesses, given the time of the whole model on each of ``teams``."""
+    def seeds(self, seconds_per_sample: Sequence[float], longest: int) -> Iterable[State]:
+        """First guesses, given the time of the whole model on each of ``teams``.
+
+        Chains have at most ``longest`` teams.
+        """
+
+    def filled(
+        self, state: State, seconds_per_sample: Sequence[float], longest: int
+    ) -> Iterable[State]:
+        """A state and more groups over devices that it leaves idle; see ``seeds``."""
 
     def by_kind(self, state: State) -> Mapping[str, State]:
         """The groups whose devices are all of one kind, as states by themselves."""

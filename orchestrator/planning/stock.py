@@ -32,6 +32,10 @@ class DeviceClass:
         """Devices of the class on a node."""
         return len(self.nodes[0])
 
+    def rooms(self, most: int) -> list[int]:
+        """Devices of its first nodes."""
+        return [self.node_size] * min(most, len(self.nodes))
+
     @property
     def num_devices(self) -> int:
         """All of them."""
@@ -148,6 +152,11 @@ class Stock:
 def is_apart(template: Template) -> bool:
     """Whether some of its stages have nodes of their own."""
     return any(size < 0 for _, size in template)
+
+
+def is_short(mix: Mix, longest: int) -> bool:
+    """Whether no chain has more stages."""
+    return all(len(template) <= longest for template, _ in mix)
 
 
 def make_mix(counts: Mapping[Template, int]) -> Mix:

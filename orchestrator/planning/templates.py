@@ -14,8 +14,9 @@ import numpy as np
 
 from orchestrator.core.cluster import ClusterState, Team, make_team
 from orchestrator.core.plan import Group, Plan
+from orchestrator.planning.guesses import filled, seeds
 from orchestrator.planning.mending import Mender
-from orchestrator.planning.mixes import near, seeds
+from orchestrator.planning.mixes import near
 from orchestrator.planning.packing import assign, spread
 from orchestrator.planning.roster import Roster
 from orchestrator.planning.space import ChainSet, Trial
@@ -122,9 +123,8 @@ class ClassSpace:
     def _laid_out(self, state: Mix) -> list[ChainSet]:
         parts = [self.stock.parts(template) for template, _ in state]
         free = {
-            c: [len(node) for node in self.stock.classes[c].nodes[:NUM_SHOWN]]
-            for one in parts
-            for c, _ in one
+            c: self.stock.classes[c].rooms(NUM_SHOWN)
+            for c in dict.fromkeys(c for one in parts for c, _ in one)
         }
         found: dict[int, ChainSet] = {}
         largest_first = sorted(range(len(parts)), key=lambda i: -max(sum(p[1]) for p in parts[i]))
@@ -145,7 +145,8 @@ class ClassSpace:
         found = self._teams.get(template)
         if found is None:
             parts = self.stock.parts(template)
-            free = {c: [len(node) for node in self.stock.classes[c].nodes] for c, _ in parts}
+            num_parts = Counter(c for c, _ in parts)  # all that need a node, and all are alike
+            free = {c: self.stock.classes[c].rooms(most) for c, most in num_parts.items()}
             single = is_apart(template)
             laid = self._laid(parts, free, apart=False, single=single)
             found = self._teams[template] = tuple(laid)
@@ -320,9 +321,15 @@ class ClassSpace:
             for i, (_, group) in enumerate(wanted)
         )
 
-    def seeds(self, seconds_per_sample: Sequence[float]) -> Iterator[Mix]:
-        """First guesses; see ``mixes.seeds``."""
-        return seeds(self.stock, seconds_per_sample, self._most_groups)
+    def seeds(self, seconds_per_sample: Sequence[float], longest: int) -> Iterator[Mix]:
+        """First guesses; see ``guesses.seeds``."""
+        return seeds(self.stock, seconds_per_sample, self._most_groups, longest)
+
+    def filled(
+        self, state: Mix, seconds_per_sample: Sequence[float], longest: int
+    ) -> Iterator[Mix]:
+        """More groups over idle devices; see ``guesses.filled``."""
+        return filled(self.stock, state, seconds_per_sample, self._most_groups, longest)
 
     def by_kind(self, state: Mix) -> dict[str, Mix]:
         """Templates over classes of one kind."""

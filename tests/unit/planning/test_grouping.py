@@ -111,7 +111,7 @@ def test_chains_are_no_longer_than_the_model() -> None:
 
 def test_seeds_hold_data_parallel_one_chain_and_single_devices() -> None:
     roster = Roster(demo_cluster())
-    found = DeviceSpace(roster).seeds([1.0, 1.0, 3.0, 3.0, 4.5, 4.5])
+    found = DeviceSpace(roster).seeds([1.0, 1.0, 3.0, 3.0, 4.5, 4.5], 6)
     sizes = [sorted(len(chain) for chain in grouping) for grouping in found]
     assert [1] * 6 in sizes
     assert [6] in sizes
@@ -127,7 +127,8 @@ def test_seeds_hold_chains_through_the_nodes_of_each_kind() -> None:
         for i in range(2)
     ]
     roster = Roster(make_cluster(devices))
-    found = DeviceSpace(roster).seeds([1.0 if d.kind == "fast" else 2.0 for d in roster.devices])
+    seconds = [1.0 if d.kind == "fast" else 2.0 for d in roster.devices]
+    found = DeviceSpace(roster).seeds(seconds, 8)
     for kind in ("fast", "slow"):
         first, second = ([roster.index_of(f"{kind}-{n}.{i}") for n in range(2)] for i in range(2))
         assert roster.canonical((tuple(first), tuple(second))) in found  # type: ignore[arg-type]

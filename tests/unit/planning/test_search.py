@@ -235,7 +235,7 @@ def test_a_state_hopes_for_what_whole_pipelines_of_like_devices_and_layers_do() 
     devices = [make_device(f"d-{i}") for i in range(4)]
     problem = make_problem(make_cluster(devices), make_profile({"gpu": [0.1] * 8}))
     known = evaluator(problem)
-    for state in known.space.seeds(known.seconds_per_sample):
+    for state in known.space.seeds(known.seconds_per_sample, known.num_layers):
         hoped = known.hoped_samples_per_s(state)
         assert hoped <= known.most_samples_per_s(state)
         assert hoped == pytest.approx(problem.batch_samples / known.least_s(state), rel=0.03)

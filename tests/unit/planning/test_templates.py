@@ -90,7 +90,7 @@ def test_a_mix_is_worth_what_its_groups_are_worth_one_by_one(
     space, cost = ClassSpace(problem.cluster, SIZES, problem.batch_samples), CostModel(problem)
     worker = evaluator(problem)
     rng = np.random.Generator(np.random.PCG64(0))
-    state = next(iter(worker.space.seeds(worker.seconds_per_sample)))
+    state = next(iter(worker.space.seeds(worker.seconds_per_sample, worker.num_layers)))
     ratios: list[float] = []
     for _ in range(150):
         state = next(worker.space.near(state, 8, rng))

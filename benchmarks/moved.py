@@ -44,9 +44,9 @@ def take_sent(worker: Worker) -> list[tuple[int, int]]:
 
 def layer_bytes(worker: Worker) -> dict[int, int]:
     """In a worker's process: bytes of parameters, buffers and optimizer state by layer held."""
-    state = worker._state
-    if state is None:
+    if not worker._holding.has_begun:
         return {}
+    state = worker._holding.state
     worker.checksums()  # takes what the optimizer holds
     return {
         layer: sum(tensor.nbytes for tensor in state.tensors(layer).values())

@@ -1,6 +1,5 @@
 """One device's worker: loads the task, takes places in plans, runs steps, hands out reports."""
 
-import copy
 import logging
 import os
 import time
@@ -9,18 +8,17 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from orchestrator.core.durable import CheckpointPart
 from orchestrator.core.model import ModelProfile, Task
 from orchestrator.errors import ConfigError
-from workers.checkpointing import CheckpointWriter, LayerState
+from workers.checkpointing import CheckpointWriter
 from workers.data import SampleSource
 from workers.emulation import VirtualClock
 from workers.executor import Executor, RealClock, make_place
 from workers.failures import worker_failed
 from workers.faults import NO_FAULTS, Injector
-from workers.moving import find_moves, holders, move_layers
+from workers.holding import Holding
 from workers.orders import Assignment, EndReason, RunEnd, Standing, TaskInfo, WorkerSpec
 from workers.peers import Peers
 from workers.process_groups import OwnerSet
@@ -28,9 +26,9 @@ from workers.profiler import profile_model
 from workers.reduction import GradientSums, layer_owners, make_buckets, tie_owners
 from workers.splitting import SplitModel, load_task, split
 from workers.stage import Stage, StageWork
-from workers.state import ModelState, checkpoint_folder, load_layer, load_weights
-from workers.step import Samples, StepRunner, StepTrace, Window
-from workers.update import Updater, Verdict, Vote, make_optimizer
+from workers.state import load_weights
+from workers.step import Samples, StepRunner, Window
+from workers.update import Verdict, Vote
 
 if TYPE_CHECKING:
     from orchestrator.core.slot import StepReport, WorkerFailed
@@ -52,19 +50,14 @@ class Worker:
         self._source: SampleSource | None = None
         self._samples: Samples | None = None
         self._peers = Peers(spec.transport, spec.timeout_s)
-        self._state: ModelState | None = None
-        self._discards = False
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._holding = Holding(spec, self._peers)
         self._first_owned: tuple[int, ...] = ()  # layers this worker saves
         self._faults = Injector(device_id, spec.faults, spec.run_url, self._peers.cut)
         every = spec.options.checkpoint_every_steps
         self._writer = CheckpointWriter(spec.run_url, every, self.outbox.put, self._faults.wrote)
         self._runner: StepRunner | None = None
-        self._updater: Updater | None = None
-        self._trace = StepTrace()
         self._assignment: Assignment | None = None
-        self._next_step, self._end_step = 0, 0
-        self._hold, self._closed = False, False
+        self._end_step, self._hold, self._closed = 0, False, False
 
     # Set-up ------------------------------------------------------------------------------
 
@@ -139,78 +132,26 @@ class Worker:
             )
         active = tuple(sorted(ranks[d] for d in assignment.plan.device_ids))
         self._peers.groups.prepare({active, *owners, *tie_owners(owners, self._model.ties)})
-        state = self._place_layers(assignment, owners, ranks)
+        self._holding.take_place(self._model, assignment, owners, ranks)
         rank = self._peers.rank
         self._first_owned = tuple(i for i, own in enumerate(owners) if own[0] == rank)
-        self._optimizer = make_optimizer(self._spec.options.optimizer, state.parameters())
-        state.give_to(self._optimizer)
         if rank in active:
-            self._runner = self._make_runner(state, owners, ranks)
+            self._runner = self._make_runner(owners, ranks)
 
-    def _place_layers(
-        self, assignment: Assignment, owners: Sequence[OwnerSet], ranks: Mapping[str, int]
-    ) -> ModelState:
-        """Bring the layers of this worker here and free all others."""
-        state, is_new = self._take_state(assignment)
-        self._next_step, self._trace = assignment.first_step, StepTrace()
-        rank = self._peers.rank
-        now = holders(self._peers.groups, state.held, len(owners))
-        wished = {(m.layer, ranks[m.target]): ranks[m.source] for m in assignment.moves}
-        moves = find_moves(now, owners, wished)
-        move_layers(state, moves, rank, self._peers.transport, self._spec.timeout_s)
-        mine = frozenset(layer for layer, own in enumerate(owners) if rank in own)
-        if assignment.restore is not None and assignment.restore.num_layers != len(owners):
-            raise ConfigError(
-                f"the checkpoint of step {assignment.restore.step} has "
-                f"{assignment.restore.num_layers} layers, but the model has {len(owners)}; restore "
-                "training.task and its task_args, or start under another run.name"
-            )
-        for layer in sorted(mine - state.held):
-            if assignment.restore is not None:
-                folder = checkpoint_folder(self._spec.run_url, assignment.restore.step)
-                state.load(layer, load_layer(folder, assignment.restore, layer))
-            elif is_new and (assignment.first_step == 0 or assignment.discard):
-                state.begin(layer)
-            else:
-                raise ValueError(
-                    f"no worker holds layer {layer} as of step {assignment.first_step}, and there "
-                    "is no checkpoint to restore"
-                )
-        state.keep(mine)
-        return state
-
-    def _take_state(self, assignment: Assignment) -> tuple[ModelState, bool]:
-        """The layers to work on, and whether they are untouched; none is held then."""
-        assert self._model is not None
-        if self._state is not None and not self._discards:
-            if assignment.discard:
-                raise ValueError("layers in training cannot be put aside for a run to discard")
-            self._state.take_from(self._optimizer)
-            self._optimizer = None  # until the new place is taken, the state is the only copy
-            if self._next_step != assignment.first_step or assignment.restore is not None:
-                self._state.forget()
-            return self._state, False
-        layers = self._model.layers
-        if assignment.discard:  # copied together: ties stay ties
-            layers = tuple(copy.deepcopy(nn.ModuleList(layers)))
-        self._state, self._discards = ModelState(layers, self._device), assignment.discard
-        return self._state, True
-
-    def _make_runner(
-        self, state: ModelState, owners: Sequence[OwnerSet], ranks: Mapping[str, int]
-    ) -> StepRunner:
+    def _make_runner(self, owners: Sequence[OwnerSet], ranks: Mapping[str, int]) -> StepRunner:
         assert self._assignment is not None
         assert self._model is not None
         assert self._task is not None
         assert self._source is not None
         assert self._samples is not None
         assignment, options, samples = self._assignment, self._spec.options, self._samples
+        holding, layers = self._holding, self._holding.state.layers
         place = make_place(assignment.plan, self._device_id, ranks)
         span = place.stage.layers
         stage = Stage(
             StageWork(
                 first_layer=span.start,
-                layers=state.layers[span.start : span.stop],
+                layers=layers[span.start : span.stop],
                 names=self._model.names[span.start : span.stop],
                 seed=self._spec.seed,
                 precision=options.precision,
@@ -219,10 +160,9 @@ class Worker:
             )
         )
         emulated = (assignment.emulation or {}).get(self._device_id)
-        buckets = make_buckets(state.layers, span, owners, self._model.ties)
+        buckets = make_buckets(layers, span, owners, self._model.ties)
         bucket_bytes = sum(bucket.size_bytes for bucket in buckets)
         active = tuple(sorted(ranks[d] for d in assignment.plan.device_ids))
-        self._updater = Updater(self._optimizer, state.parameters(), options, samples.num_steps)
         faults = NO_FAULTS if assignment.discard else self._faults
         return StepRunner(
             device_id=self._device_id,
@@ -235,11 +175,11 @@ class Worker:
             ),
             sums=GradientSums(buckets, self._peers.groups),
             vote=Vote(self._peers.groups.get(active), active.index(self._peers.rank), len(active)),
-            updater=self._updater,
-            trace=self._trace,
+            updater=holding.make_updater(options, samples.num_steps),
+            trace=holding.trace,
             clock=VirtualClock(emulated) if emulated else RealClock(self._device),
             emulated=emulated is not None,
-            state_bytes=lambda: state.state_bytes(self._optimizer) + bucket_bytes,
+            state_bytes=lambda: holding.state_bytes() + bucket_bytes,
             clock_zero_s=assignment.clock_zero_s,
         )
 
@@ -255,38 +195,38 @@ class Worker:
             return self._run()
         except Exception as error:
             self._fail(error)
-            return RunEnd(self._next_step, "failed")
+            return RunEnd(self._holding.next_step, "failed")
 
     def _run(self) -> RunEnd:
         runner, assignment = self._runner, self._assignment
         if runner is None or assignment is None:
-            return RunEnd(self._next_step, "window")  # idle: nothing to do
+            return RunEnd(self._holding.next_step, "window")  # idle: nothing to do
         assert self._samples is not None
         verdict = runner.agree(self._window(assignment), time.monotonic())
         at_s = verdict.end_s
         while True:
-            if self._next_step >= self._samples.num_steps:
+            if self._holding.next_step >= self._samples.num_steps:
                 reason: EndReason = "finished"
                 break
-            if verdict.hold or self._next_step >= verdict.end_step:
+            if verdict.hold or self._holding.next_step >= verdict.end_step:
                 reason = "hold" if verdict.hold else "window"
                 break
             if not runner.emulated:
                 at_s = time.monotonic()
-            verdict, report = runner.run(self._next_step, at_s, self._window(assignment))
+            verdict, report = runner.run(self._holding.next_step, at_s, self._window(assignment))
             at_s = report.ended_s + assignment.clock_zero_s
-            self._next_step += 1
+            self._holding.next_step += 1
             self.outbox.put(report)
             if verdict.save and self._first_owned:
-                layers = self._live(self._first_owned)
-                self._writer.begin(self._next_step, assignment.generation, layers)
+                layers = self._holding.live(self._first_owned)
+                self._writer.begin(self._holding.next_step, assignment.generation, layers)
             self._writer.late = verdict.due and not verdict.save
         self._hold = False
-        return RunEnd(self._next_step, reason)
+        return RunEnd(self._holding.next_step, reason)
 
     def _window(self, assignment: Assignment) -> Window:
-        saves = assignment.checkpoint and not self._discards
-        due = saves and self._writer.is_due(self._next_step + 1)
+        saves = assignment.checkpoint and not self._holding.discards
+        due = saves and self._writer.is_due(self._holding.next_step + 1)
         return Window(self._hold, self._end_step, due, self._writer.busy)
 
     def extend(self, end_step: int) -> None:
@@ -310,26 +250,17 @@ class Worker:
             ValueError: If the worker stands elsewhere.
         """
         chosen = self._first_owned if layers is None else layers
-        if self._assignment is None or self._state is None or not chosen:
+        if self._assignment is None or not self._holding.has_begun or not chosen:
             return CheckpointPart(step, 0, ())
-        if step != self._next_step:
-            raise ValueError(f"asked to save step {step}, but stands before step {self._next_step}")
-        return self._writer.write(step, self._assignment.generation, self._live(chosen))
-
-    def _live(self, layers: Sequence[int]) -> list[LayerState]:
-        """The state of layers as it is now."""
-        assert self._model is not None
-        assert self._state is not None
-        self._state.take_from(self._optimizer)
-        model, state = self._model, self._state
-        return [LayerState(i, state.tensors(i), model.state_keys(i)) for i in layers]
+        if step != self._holding.next_step:
+            raise ValueError(
+                f"asked to save step {step}, but stands before step {self._holding.next_step}"
+            )
+        return self._writer.write(step, self._assignment.generation, self._holding.live(chosen))
 
     def checksums(self) -> dict[int, str]:
         """SHA-256 of the state of each layer held here; the same on all owners of a layer."""
-        if self._state is None:
-            return {}
-        self._state.take_from(self._optimizer)
-        return self._state.checksums()
+        return self._holding.checksums()
 
     # After a fault -----------------------------------------------------------------------
 
@@ -343,37 +274,17 @@ class Worker:
 
     def standing(self) -> Standing:
         """Where the worker stands; only while it does not run."""
-        held = () if self._state is None or self._discards else sorted(self._state.held)
-        return Standing(self._next_step, self._trace.summed, self._trace.verdict, tuple(held))
+        return self._holding.standing()
 
     def settle(self, step: int, verdict: Verdict | None) -> None:
-        """Come to the boundary before ``step``: apply the step that others applied, or discard it.
-
-        Args:
-            step: Where all workers go on; a worker without layers just follows.
-            verdict: Of the step before it, from a worker that applied it.
-
-        Raises:
-            ValueError: If the worker holds layers of another step and cannot follow.
-        """
-        if self.standing().layers and self._next_step != step:
-            if not (self._next_step == step - 1 and self._trace.summed and verdict):
-                raise ValueError(f"stands before step {self._next_step}, and all before {step}")
-            assert self._updater is not None, "whoever sums gradients has an updater"
-            assert self._samples is not None
-            num_samples = self._samples.num_samples(self._next_step)
-            self._updater.apply(self._next_step, verdict, num_samples)
-        if self._updater is not None:
-            self._updater.discard()
+        """Come to the boundary before ``step``, see ``Holding.settle``."""
+        assert self._samples is not None
+        self._holding.settle(step, verdict, self._samples)
         self._writer.late |= verdict is not None and verdict.due  # whoever was lost has its part
-        self._next_step, self._trace = step, StepTrace(verdict=verdict)
 
     def rewind(self, step: int) -> None:
         """Forget every layer: all of them will be restored as of ``step``."""
-        if self._state is not None:
-            self._state.forget()
-        self._optimizer, self._updater = None, None
-        self._next_step, self._trace = step, StepTrace()
+        self._holding.rewind(step)
 
     # The end -----------------------------------------------------------------------------
 
@@ -393,7 +304,7 @@ class Worker:
         self._leave(error)
         if asked_to_close:
             return
-        logger.error("device %s, step %d", self._device_id, self._next_step, exc_info=error)
+        logger.error("device %s, step %d", self._device_id, self._holding.next_step, exc_info=error)
         self.outbox.put(
-            worker_failed(error, self._device_id, self._next_step, self._peers.device_ids)
+            worker_failed(error, self._device_id, self._holding.next_step, self._peers.device_ids)
         )

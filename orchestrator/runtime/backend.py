@@ -9,7 +9,6 @@ from typing import Literal
 from orchestrator.config import RunConfig
 from orchestrator.control.backend import Capabilities
 from orchestrator.control.leases import committed_step
-from orchestrator.control.quarantine import Quarantine
 from orchestrator.control.recovery import judge
 from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.plan import Move, Plan, step_range
@@ -18,10 +17,8 @@ from orchestrator.core.slot import (
     ClusterEvent,
     CommittedStep,
     Decision,
-    DeviceJoined,
     DeviceLost,
     Observation,
-    PreemptionNotice,
     Recovered,
     StepReport,
     WorkerFailed,
@@ -31,6 +28,7 @@ from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.crew import ATTEMPTS, Boundary, Holders, Order
 from orchestrator.runtime.progress import Meter
 from orchestrator.runtime.rig import Rig
+from orchestrator.runtime.roster import Roster
 from orchestrator.runtime.trouble import SYMPTOMS
 from orchestrator.runtime.watch import WAKE_S, Watch
 
@@ -79,16 +77,18 @@ class RayBackend:
         self._holders: Holders = {}  # of its layers; empty: none yet
         self._run_until_s: float | None = None
         self._applied = False  # something was decided since the start, or since ``checkpoint``
-        self._told_offers = rig.presence.offers()
         self._interrupted = threading.Event()
         self._end: LostWorkerError | None = None  # what it cost is observed before it is raised
-        self._devices = {device.device_id: device for device in rig.cluster.devices}
-        self._quarantine = Quarantine(config.control.slot_s)
-        self._sight = rig.presence.look(self._watch.progress.next_step, meter.clock.now_s())
-        self._events: list[ClusterEvent] = [  # not yet observed
-            PreemptionNotice(device_id, at_s) for device_id, at_s in self._sight.leaving_s.items()
-        ]
-        self._slot_from_s = meter.clock.now_s()
+        self._roster = Roster(
+            rig,
+            slot_s=config.control.slot_s,
+            start_s=self._timeouts.start_s,
+            next_step=self._watch.progress.next_step,
+            now_s=self.now_s(),
+        )
+        self._told_offers = self._roster.offers()
+        self._events: list[ClusterEvent] = [*self._roster.notices]  # not yet observed
+        self._slot_from_s = self.now_s()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -115,7 +115,7 @@ class RayBackend:
                 events = self._watch.events()
                 self._follow()
                 self._take(events)
-                self._look_around()
+                self._events += self._roster.look(self._watch, self.now_s())
         except LostWorkerError as error:
             self._end = error
         return self._observation()
@@ -188,7 +188,7 @@ class RayBackend:
         stopped = self._interrupted.is_set() or (
             cap_s is not None and now_s >= cap_s - 2.0 * watch.step_s
         )
-        if self._rig.presence.offers() != self._told_offers:
+        if self._roster.offers() != self._told_offers:
             return True
         if self._plan is None or self._plan.is_idle:
             return now_s >= end_s or stopped
@@ -210,43 +210,12 @@ class RayBackend:
         next_step = self._watch.progress.next_step
         for loss in self._watch.lost():
             self._meter.release(loss.device_id, self.now_s())
-            preempted = self._rig.presence.is_preemption(loss.device_id)
-            if not preempted:
-                self._quarantine.lost(loss.device_id, self.now_s())
-            reason = f"{loss.reason} (step {next_step})"
-            self._events.append(DeviceLost(loss.device_id, reason, preempted))
-
-    def _look_around(self) -> None:
-        """See who has come and who is about to go; start workers where there are none."""
-        now_s, fleet, before = self.now_s(), self._fleet, self._sight
-        sight = self._sight = self._rig.presence.look(self._watch.progress.next_step, now_s)
-        for device_id in fleet.device_ids:
-            if device_id not in sight.present:
-                fleet.kill(device_id)  # heard of as any other loss
-        for device_id in fleet.recruited - sight.present.keys():
-            fleet.dismiss(device_id)
-        for device_id in sight.leaving_s.keys() - before.leaving_s.keys():
-            self._events.append(PreemptionNotice(device_id, sight.leaving_s[device_id]))
-        for device_id in before.leaving_s.keys() & sight.present.keys() - sight.leaving_s.keys():
-            self._events.append(DeviceJoined(sight.present[device_id].device))  # called off
-        ready, losses = fleet.muster(self._timeouts.start_s)
-        for loss in losses:
-            logger.warning("device %s: %s", loss.device_id, loss.reason)
-            self._quarantine.lost(loss.device_id, now_s)
-        for device_id in ready:
-            self._watch.welcome(device_id)
-            self._devices[device_id] = sight.present[device_id].device
-            self._events.append(DeviceJoined(self._devices[device_id]))
-        known = {*fleet.device_ids, *fleet.recruited, *sight.leaving_s}
-        for device_id in sorted(sight.present.keys() - known):
-            if not (fleet.device_ids and self._quarantine.holds(device_id, now_s)):
-                self._crew.enlist(sight.present[device_id].place)
+            self._events.append(self._roster.strike(loss, next_step, self.now_s()))
 
     def _observation(self) -> Observation:
         self._slot_from_s = now_s = self.now_s()
-        self._told_offers = self._rig.presence.offers()
+        self._told_offers = self._roster.offers()
         events, self._events = tuple(self._events), []
-        there = self._sight.present.keys() & set(self._fleet.device_ids)
         return Observation(
             now_s=now_s,
             usage=self._meter.cut(now_s),
@@ -254,8 +223,8 @@ class RayBackend:
             events=(*events, *self._checkpoints.failures()),
             offers=self._told_offers,
             next_step=self._watch.progress.next_step,
-            devices=tuple(d for d in self._devices.values() if d.device_id in there),
-            leaving=frozenset(self._sight.leaving_s),
+            devices=self._roster.devices,
+            leaving=self._roster.leaving,
             checkpoint_step=self._checkpoints.newest_step,
         )
 
@@ -279,8 +248,8 @@ class RayBackend:
 
     def _is_leaving(self) -> bool:
         """Whether somebody under notice holds layers that nobody else does."""
-        leaving = self._sight.leaving_s.keys()
-        return any(leaving >= set(devices) for devices in self._holders.values())
+        leaving = self._roster.leaving
+        return any(leaving.issuperset(devices) for devices in self._holders.values())
 
     def _secure(self) -> None:
         """Write all layers at the boundary where all stand, unless they are written already."""
@@ -374,8 +343,8 @@ class RayBackend:
         self._follow()
         deadline_s = time.monotonic() + self._timeouts.start_s
         while time.monotonic() < deadline_s:
-            self._look_around()
-            if not self._sight.present:
+            self._events += self._roster.look(self._watch, self.now_s())
+            if self._roster.is_empty:
                 return Boundary(0, {})
             if self._fleet.device_ids and (boundary := self._crew.regroup(self._watch)):
                 return boundary

@@ -58,6 +58,8 @@ class Place:
     ray_node_id: str | None = None
     num_gpus: int = 0
     num_threads: int = 1
+    node_id: str = ""
+    """What the run calls that node."""
 
 
 @dataclass(slots=True)
@@ -68,13 +70,24 @@ class Member:
     actors: Any
     """Ray, or what offers as much of it."""
 
+    place: Place
     greeting: Greeting | None = None
     poll: "ray.ObjectRef[Any] | None" = None
-    asked_s: float = 0.0
+    asked_s: float | None = None
+    """Since when an answer is waited for."""
+
+    unreachable: bool = False
+    """Whether Ray could not reach it when it was last asked."""
+
     lost: str | None = None
     """Why it is gone."""
 
     ended: bool = False
+
+    @property
+    def out_of_touch(self) -> str:
+        """Why it is gone if its node was not reached any more."""
+        return f"lost contact with {f'node {self.place.node_id}' if self.place.node_id else 'it'}"
 
     def kill(self) -> None:
         """End the process at once, on whatever node it is; ``ray.kill`` needs seconds."""
@@ -112,7 +125,7 @@ def start_actor(
         max_concurrency=8,
         **_where(place.ray_node_id),
     )(actor_class)
-    return Member(remote.remote(*arguments), actors)
+    return Member(remote.remote(*arguments), actors, place)
 
 
 def _where(ray_node_id: str | None) -> dict[str, Any]:

@@ -20,6 +20,8 @@ LINGER_S = 1.0
 SILENT_S = 5.0
 """After a first failure, a worker that answers nothing for this long is taken for hung."""
 
+UNREACHABLE_S = 0.1
+"""Whoever cannot be reached is asked again after this long."""
 
 CLOSED = "closed"
 """Why a worker is gone that nobody lost."""
@@ -205,14 +207,7 @@ class Fleet:
 
         Returns after ``timeout_s``, or earlier when there is something.
         """
-        refs: dict[Any, str] = {}
-        for device_id, member in self._members.items():
-            if member.lost is not None:
-                continue
-            if member.poll is None:
-                member.poll = member.actor.poll.remote(self._linger_s)
-                member.asked_s = time.monotonic()
-            refs[member.poll] = device_id
+        refs = self._polls()
         if not refs:
             time.sleep(timeout_s)
             return (), ()
@@ -227,12 +222,28 @@ class Fleet:
             member.poll = None
             try:
                 heard.append((device_id, self._actors.get(ref)))
+                member.asked_s, member.unreachable = None, False
             except ActorUnavailableError:
-                continue  # may come back; a silence that lasts is judged by ``kill_silent``
-            except RayActorError:
-                member.lost = "its process was killed"
+                member.unreachable = True  # a silence that lasts is judged by ``kill_silent``
+            except RayActorError as error:
+                member.lost = _end(error, member)
                 losses.append(Loss(device_id, member.lost))
+        if ready and not heard and not losses:
+            time.sleep(min(timeout_s, UNREACHABLE_S))  # each of them errs at once
         return tuple(heard), tuple(losses)
+
+    def _polls(self) -> dict[Any, str]:
+        """What every worker is asked, answered or not, with its device."""
+        refs: dict[Any, str] = {}
+        for device_id, member in self._members.items():
+            if member.lost is not None:
+                continue
+            if member.poll is None:
+                member.poll = member.actor.poll.remote(self._linger_s)
+            if member.asked_s is None:
+                member.asked_s = time.monotonic()
+            refs[member.poll] = device_id
+        return refs
 
     def kill_silent(self, longest_s: float) -> tuple[Loss, ...]:
         """End, by pid, every worker that was asked and has answered nothing for ``longest_s``.
@@ -242,10 +253,16 @@ class Fleet:
         """
         losses = []
         for device_id, member in self._members.items():
+            if member.lost is not None or member.asked_s is None:
+                continue
             silent_s = time.monotonic() - member.asked_s - self._linger_s
-            if member.lost is None and member.poll is not None and silent_s > longest_s:
+            if silent_s > longest_s:
                 self.kill(device_id)
-                member.lost = f"it answered nothing for {silent_s:.0f} s and was ended"
+                member.lost = (
+                    f"{member.out_of_touch} for {silent_s:.0f} s"
+                    if member.unreachable
+                    else f"it answered nothing for {silent_s:.0f} s and was ended"
+                )
                 losses.append(Loss(device_id, member.lost))
         return tuple(losses)
 
@@ -315,9 +332,10 @@ class Fleet:
         if isinstance(error, RayActorError):
             if isinstance(error, ActorUnavailableError):
                 self.kill(device_id)  # it may live on out of reach, and hold its device
-            self._members[device_id].lost = "its process was killed"
+            member = self._members[device_id]
+            member.lost = _end(error, member)
             return _DEAD, LostWorkerError(
-                f"device {device_id} was lost: its process was killed during {method!r}"
+                f"device {device_id} was lost: {member.lost} during {method!r}"
             )
         cause = error.cause
         if isinstance(cause, OrchestratorError):
@@ -327,6 +345,13 @@ class Fleet:
         return _SYMPTOM if symptom else _OWN, LostWorkerError(
             f"device {device_id} failed in {method!r}: {text}"
         )
+
+
+def _end(error: RayActorError, member: Member) -> str:
+    """What Ray knows of a worker's end; of a node that is cut off nobody knows what it does."""
+    if isinstance(error, ActorUnavailableError) or "its node has died" in str(error):
+        return member.out_of_touch
+    return "its process was killed"
 
 
 def _no_answer(device_ids: Iterable[str], method: str, timeout_s: float) -> LostWorkerError:

@@ -177,7 +177,9 @@ class RayPresence:
 
 def place_of(found: FoundDevice) -> Place:
     """Where the worker of a device starts."""
-    return Place(found.device_id, found.ray_node_id, found.num_gpus, found.num_threads)
+    return Place(
+        found.device_id, found.ray_node_id, found.num_gpus, found.num_threads, found.node_id
+    )
 
 
 def _draining(now_s: float) -> dict[str, float]:

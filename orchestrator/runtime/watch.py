@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from orchestrator.control.recovery import Timeouts
 from orchestrator.core.slot import ClusterEvent
-from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.actors import News
 from orchestrator.runtime.fleet import SILENT_S, Fleet
 from orchestrator.runtime.progress import Progress, window_steps
@@ -121,21 +120,22 @@ class Watch:
     def stand(self) -> tuple[ClusterEvent, ...]:
         """Wait until every worker stands at the same step boundary; return what went wrong.
 
-        Raises:
-            LostWorkerError: If they do not get there in time.
+        Whoever does not get there in time is ended; nobody else would notice a lone one.
         """
         self.hold()
         longest_s = self._timeouts.hold_s + 2.0 * self.step_s
-        deadline_s = time.monotonic() + longest_s
+        asked_s = time.monotonic()
         while self.running:
             self.pump(WAKE_S)
             if events := self.events():
                 return events
-            if time.monotonic() > deadline_s:
-                raise LostWorkerError(
-                    f"devices {', '.join(sorted(self.running))} reached no step boundary within "
-                    f"{longest_s:.0f} s; raise failure.timeout_s if steps take so long"
+            if time.monotonic() > max(asked_s, self._moved_s) + longest_s:
+                self._end(
+                    self.running,
+                    f"it reached no step boundary within {longest_s:.0f} s and was ended; raise "
+                    "failure.timeout_s if steps take so long",
                 )
+                return self.events()
         return ()
 
     def drain(self) -> None:

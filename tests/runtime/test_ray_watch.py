@@ -9,7 +9,6 @@ import pytest
 from orchestrator.control.recovery import Timeouts
 from orchestrator.core.durable import CheckpointFile
 from orchestrator.core.slot import DeviceLost, StepReport, WorkerFailed
-from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.trouble import Loss
 from orchestrator.runtime.watch import Watch
 
@@ -111,14 +110,18 @@ def test_standing_waits_until_all_have_stopped_at_the_same_step() -> None:
     assert watch.progress.next_step == 1
 
 
-def test_whoever_reaches_no_boundary_in_time_is_named() -> None:
+def test_whoever_reaches_no_boundary_in_time_is_ended_and_named() -> None:
     """ray-project/ray#58229: a call that one rank leaves out is a deadlock that names nobody."""
     fleet = FakeFleet()
     watch = watch_of(fleet)
     watch.step_s = 0.0
     fleet.heard = [("a-0", Said(ended_before=0))]
-    with pytest.raises(LostWorkerError, match="devices b-0 reached no step boundary"):
-        watch.stand()
+    (lost,) = watch.stand()
+    assert isinstance(lost, DeviceLost)
+    assert lost.device_id == "b-0"
+    assert "reached no step boundary within 1 s and was ended" in lost.reason
+    assert fleet.killed == ["b-0"]
+    assert not watch.running
 
 
 def test_a_loss_explains_its_neighbours_lost_contact() -> None:

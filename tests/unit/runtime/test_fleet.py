@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 
-from ray.exceptions import ActorUnavailableError
+import pytest
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.fleet import Fleet
@@ -28,6 +29,7 @@ class Actors:
     """As much of Ray as a fleet asks for."""
 
     killed: list[object] = field(default_factory=list)
+    error: Exception | None = None
 
     def remote(self, **options: object) -> Callable[[type], Method]:
         return lambda actor_class: Method(lambda *arguments: actor_class())
@@ -36,7 +38,7 @@ class Actors:
         return list(refs), []
 
     def get(self, ref: object) -> object:
-        raise ActorUnavailableError("no answer", None)
+        raise ActorUnavailableError("no answer", None) if self.error is None else self.error
 
     def kill(self, actor: object) -> None:
         self.killed.append(actor)
@@ -47,6 +49,35 @@ def test_a_worker_out_of_reach_is_ended_when_it_is_taken_for_lost() -> None:
     fleet = Fleet(OutOfReach, [Place("a-0")], lambda place: (), actors=actors)
     answers, losses = fleet.ask("standing", NoneType, timeout_s=1.0)
     assert answers == {}
-    assert losses == (Loss("a-0", "its process was killed"),)
+    assert losses == (Loss("a-0", "lost contact with it"),)
     assert len(actors.killed) == 1
     assert fleet.device_ids == ()
+
+
+def fleet_of(actors: Actors) -> Fleet:
+    places = [Place("a-0", node_id="a-node0")]
+    return Fleet(OutOfReach, places, lambda place: (), linger_s=0.0, actors=actors)
+
+
+def test_a_worker_that_stays_out_of_reach_is_found_however_often_it_was_asked() -> None:
+    fleet = fleet_of(Actors())
+    for _ in range(3):
+        assert fleet.gather(0.05) == ((), ())
+    (loss,) = fleet.kill_silent(0.1)
+    assert loss.device_id == "a-0"
+    assert loss.reason.startswith("lost contact with node a-node0 for ")
+    assert fleet.device_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ("The actor died because its node has died. Node Id: 1", "lost contact with node a-node0"),
+        ("its worker process has died. Worker exit type: SYSTEM_ERROR", "its process was killed"),
+    ],
+)
+def test_of_a_node_that_is_gone_nobody_says_that_a_process_was_killed(
+    told: str, reason: str
+) -> None:
+    fleet = fleet_of(Actors(error=RayActorError(error_msg=told)))
+    assert fleet.gather(0.0) == ((), (Loss("a-0", reason),))

@@ -109,7 +109,7 @@ class Books:
         self.num_failures = state.num_failures if state else 0
         self.num_preemptions = state.num_preemptions if state else 0
         self.checkpoint_step = state.checkpoint_step if state else None
-        self._leaving: frozenset[str] = frozenset()
+        self.leaving: frozenset[str] = frozenset()  # under notice
         self._first_look = True
         self._step_traffic: dict[int, tuple[Traffic, ...]] = {}  # of one step, by generation
         self._moves = state.moves if state else ()  # of the last change of plan, not yet billed
@@ -144,7 +144,7 @@ class Books:
         doubts, moved = self.estimator.doubts, move_traffic(self._moves, since)
         first_events = self._begin(observation) if self._first_look else ()
         now = self.estimator.update(observation, running.predicted, running.plan)
-        self._leaving = observation.leaving
+        self.leaving = observation.leaving
         samples_before = self.leases.samples_committed
         undone = [e for e in observation.events if isinstance(e, Recovered) and e.num_undone]
         reached = max([observation.next_step, *(e.next_step + e.num_undone for e in undone)])
@@ -265,8 +265,8 @@ class Books:
         paid for whether they are used or not.
         """
         cluster, stale = self.estimator.cluster, self.estimator.stale_pools
-        if self._leaving:
-            staying = (d for d in cluster.devices if d.device_id not in self._leaving)
+        if self.leaving:
+            staying = (d for d in cluster.devices if d.device_id not in self.leaving)
             cluster = replace(cluster, devices=tuple(staying))
         if not stale:
             return cluster
@@ -287,7 +287,7 @@ class Books:
         present = {device.device_id for device in self.estimator.cluster.devices}
         if not present:
             return "no_device: none is there; the run waits for one"
-        if present <= self._leaving:
+        if present <= self.leaving:
             return "no_device: every one is about to be taken away; the run waits for another"
         return "price_unknown: the price feed is too old for every pool that is on offer"
 

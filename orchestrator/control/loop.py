@@ -190,6 +190,7 @@ class ControlLoop:
             backlog_usd=treasury.queues.backlog_usd,
             budget_usd_per_s=treasury.budget_usd_per_s,
             incumbent=self._incumbent,
+            under_notice=self._books.leaving,
             seed=options.seed,
         )
 

@@ -163,6 +163,9 @@ class PlanningProblem:
     backlog_usd: float  # Q
     budget_usd_per_s: float
     incumbent: Plan | None
+    under_notice: frozenset[str] = frozenset()
+    """Devices that are there, but about to be taken away: they are not in ``cluster``."""
+
     memory_margin_ratio: float = 0.10
     seed: int = 0
 

@@ -321,7 +321,7 @@ def _change(scene: _Scene, option: _Option, *, capped: bool) -> Decision:
 
 
 def _causes(scene: _Scene) -> list[str]:
-    """What in the incumbent is not as it was: devices that left, devices that run slow."""
+    """What in the incumbent is not as it was: devices that left or will, or that run slow."""
     problem, incumbent = scene.problem, scene.problem.incumbent
     if incumbent is None:
         return ["first plan"]
@@ -331,7 +331,8 @@ def _causes(scene: _Scene) -> list[str]:
     before = dict(scene.expected.compute_s) if scene.expected else {}
     now = dict(scene.current.estimate.compute_s) if scene.current else {}
     slower = {d: now[d] / before[d] for d in incumbent.device_ids if before.get(d) and d in now}
-    return [f"{d} is gone" for d in lost] + [
+    noticed = problem.under_notice
+    return [f"{d} is {'under notice' if d in noticed else 'gone'}" for d in lost] + [
         f"{d} runs {ratio:.3g}x slower than predicted"
         for d, ratio in slower.items()
         if ratio >= scene.options.straggler.ratio

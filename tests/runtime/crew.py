@@ -52,6 +52,7 @@ class FakeCrew:
         self.forgot: list[int] = []
         self.dies_in_save: str | None = None
         self.dies_in_install: str | None = None
+        self.stuck: str | None = None  # reaches no boundary at which it is asked to hold
         self.failures: dict[str, WorkerFailed] = {}
         self.comes_back = True
         self._gone: list[Loss] = []
@@ -107,6 +108,7 @@ class FakeCrew:
         heard = tuple(
             (d, Said((self._report(step, d, i),), ended_before=ended))
             for i, d in enumerate(self._running)
+            if not (self._holds and d == self.stuck)
         )
         if ends:
             self._running = ()

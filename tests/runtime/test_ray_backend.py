@@ -210,6 +210,22 @@ def test_a_device_lost_while_a_plan_is_installed_is_told_and_nothing_runs(scene:
     assert scene.run(alone).reports[0].step == seen.next_step
 
 
+def test_whoever_reaches_no_boundary_is_lost_and_the_others_go_on_where_they_stand(
+    scene: Scene,
+) -> None:
+    scene.run(REPLICAS)
+    scene.crew.stuck = "b-0"
+    seen = scene.run(make_plan(*CHAIN.groups, generation=3))
+    lost, recovered = seen.events
+    assert isinstance(lost, DeviceLost)
+    assert lost.device_id == "b-0"
+    assert "reached no step boundary within" in lost.reason
+    assert isinstance(recovered, Recovered)
+    assert (recovered.source, recovered.num_undone) == ("replica", 0)
+    alone = make_plan(make_group(DEVICES[:1], (0, 4), (1, 1, 1, 1)), generation=4)
+    assert scene.run(alone).reports[0].step == seen.next_step
+
+
 def test_a_device_lost_while_another_is_made_up_for_costs_no_step(scene: Scene) -> None:
     """ray-project/ray#62483: a second node dies while the first one is being replaced."""
     regroup = scene.crew.regroup

@@ -164,12 +164,16 @@ def test_dollars_of_the_moves_weigh_against_a_switch() -> None:
     assert choose(replace(problem, cluster=free), better, running=running).kind == "switch"
 
 
-def test_lost_device_forces_the_best_plan_whatever_its_pause() -> None:
+def test_a_device_lost_or_under_notice_forces_the_best_plan_whatever_its_pause() -> None:
     running = candidate(0, rate=2.0, dollars=0.001, generation=3)
     problem = problem_of(incumbent=running.plan, cluster=make_cluster(DEVICES[1:]))
     decision = choose(problem, candidate(1, rate=1e-3, dollars=1e-6))
     assert decision.kind == "switch"
     assert "d-0 is gone" in decision.reason
+    told = choose(
+        replace(problem, under_notice=frozenset({"d-0"})), candidate(1, rate=1e-3, dollars=1e-6)
+    )
+    assert "d-0 is under notice" in told.reason
 
 
 def test_change_of_shares_alone_is_a_reassignment() -> None:

@@ -107,16 +107,24 @@ def write_bytes(url: str, data: bytes) -> None:
     _use(url, write)
 
 
-def read_bytes(url: str, *, patient: bool = True) -> bytes:
-    """Return a whole file; ``patient``: try again where an error may pass.
+def read_bytes(url: str, *, timeout_s: float | None = None) -> bytes:
+    """Return a whole file.
+
+    Args:
+        url: Where it is.
+        timeout_s: Ask once, and where the driver can break off (http, object stores), for so
+            long at most; None: try again where an error may pass.
 
     Raises:
         FileNotFoundError: If there is none.
-        OSError: If the storage refuses.
+        OSError: If the storage refuses, or does not answer in time (TimeoutError).
     """
-    return _use(
-        url, lambda filesystem, path: cast("bytes", filesystem.cat_file(path)), patient=patient
-    )
+
+    def read(filesystem: fsspec.AbstractFileSystem, path: str) -> bytes:
+        options = {"timeout": timeout_s} if timeout_s and filesystem.async_impl else {}
+        return cast("bytes", filesystem.cat_file(path, **options))
+
+    return _use(url, read, patient=timeout_s is None)
 
 
 def exists(url: str) -> bool:
@@ -245,10 +253,12 @@ def _as_os_error(url: str) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None:
             raise
-        number = error.errno or _NUMBERS.get(type(error))
+        known = (number for kind, number in _NUMBERS.items() if isinstance(error, kind))
+        number = error.errno or next(known, None)
         if number is None:
             raise OSError(f"{url}: {error}") from error
-        raise OSError(number, error.strerror or str(error), url) from error
+        reason = error.strerror or str(error) or os.strerror(number)
+        raise OSError(number, reason, url) from error
     except ImportError as error:
         extra = "; pip install 'lyray[s3]'" if url.startswith("s3") else ""
         raise OSError(f"{url}: {error}{extra}") from error

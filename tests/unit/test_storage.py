@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+import socket
 import sys
 from pathlib import Path
 from typing import ClassVar
@@ -240,8 +241,15 @@ def test_whoever_asks_again_anyway_need_not_wait_for_a_store(waits: list[float])
     storage.write_bytes("flaky://a/b", b"x")
     Flaky.errors.append(TimeoutError("no answer"))
     with pytest.raises(TimeoutError):
-        storage.read_bytes("flaky://a/b", patient=False)
+        storage.read_bytes("flaky://a/b", timeout_s=5.0)
     assert waits == []
+
+
+def test_a_server_that_hangs_is_not_waited_for_longer_than_asked() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never answers
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/notices"
+        with pytest.raises(TimeoutError, match=url):
+            storage.read_bytes(url, timeout_s=0.2)
 
 
 @pytest.mark.parametrize("hiccup", HICCUPS, ids=repr)

@@ -1,11 +1,13 @@
 """What is there of an emulated cluster, and who is told to leave."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.builders import make_cluster, make_device, make_profile
+from orchestrator import storage
 from orchestrator.control.backend import (
     ClusterOptions,
     EmulatedEvent,
@@ -14,11 +16,18 @@ from orchestrator.control.backend import (
 )
 from orchestrator.control.pools import build_cluster
 from orchestrator.core.model import TrainingOptions
+from orchestrator.runtime import notices
 from orchestrator.runtime import presence as module
 from orchestrator.runtime.inventory import Numbering, found_nodes, price_nodes
 from orchestrator.runtime.notices import NoticeBoard, parse_notices
 from orchestrator.runtime.presence import EmulatedPresence, RayPresence
 from orchestrator.runtime.truth import EmulatedTruth
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a file says is there at once, however busy this machine is."""
+    monkeypatch.setattr(notices, "GLANCE_S", 60.0)
 
 
 def presence(*events: EmulatedEvent, spot: bool = False) -> EmulatedPresence:
@@ -111,6 +120,30 @@ def test_a_notice_from_outside_holds_while_it_is_there(tmp_path: Path) -> None:
     path.unlink()
     board._read_s = float("-inf")
     assert board.read(8.0) == {}
+
+
+def test_a_board_that_hangs_holds_up_nobody_and_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+
+    def hang(url: str, *, timeout_s: float) -> bytes:
+        assert timeout_s > 0
+        assert answers.wait(60.0)
+        return b'{"mid-0": 30}'
+
+    monkeypatch.setattr(storage, "read_bytes", hang)
+    monkeypatch.setattr(notices, "GLANCE_S", 0.01)
+    monkeypatch.setattr(notices, "ANSWER_S", 0.01)
+    board = NoticeBoard("http://nowhere/notices")
+    for now_s in (1.0, 2.0, 3.0):
+        assert board.read(now_s) == {}
+    (record,) = caplog.records
+    assert "http://nowhere/notices: no answer within" in record.getMessage()
+    answers.set()
+    assert board._reading is not None
+    board._reading.join()
+    assert board.read(4.0) == {"mid-0": 34.0}
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Backend(Protocol):
 
         A loss, a join or a change of price ends the slot; so do ``run_until_s`` and the last
         step. Returns at once, with what is still unreported, when nothing was applied since
-        the start or since ``checkpoint``.
+        the start or since ``checkpoint``, or when ``apply`` or ``checkpoint`` raised.
 
         Raises:
             OrchestratorError: If the cluster itself is beyond use.

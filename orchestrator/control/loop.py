@@ -1,7 +1,8 @@
 """The control loop: one slot at a time, the same code against Ray and against the simulation."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,8 @@ class ControlLoop:
     stopwatch: Callable[[], float] = lambda: 0.0
     cpu_clock: Callable[[], float] = lambda: 0.0
     outcome: Outcome | None = field(default=None, init=False)
+    is_billed: bool = field(default=True, init=False)
+    """Whether all that was held is on the ledger; False while a plan runs."""
 
     def __post_init__(self) -> None:
         options, state = self.options, self.state
@@ -101,12 +104,16 @@ class ControlLoop:
         if self._books.leases.next_step >= self.options.num_steps:
             reason = all_done(self.options.num_steps, self._books.num_skipped)
             return self._finish("finished", reason, slot)
-        choice = self._choose(slot)
-        if exhausted := self._exhausted(choice.decision, slot):
+        with self._kept(slot):
+            choice = self._choose(slot)
+            exhausted = self._exhausted(choice.decision, slot)
+            if not exhausted:
+                self._hand_over(choice)
+                self.save(self._state())
+                self.is_billed = False
+                self.backend.apply(choice.decision)
+        if exhausted:
             return self._finish("budget", exhausted, slot)
-        self._hand_over(choice)
-        self.save(self._state())
-        self.backend.apply(choice.decision)
         return self._publish(slot, choice, started_cpu_s)
 
     def end(self, status: OutcomeStatus, reason: str) -> SlotRecord:
@@ -126,10 +133,36 @@ class ControlLoop:
         """
         observation = self.backend.observe()
         started_cpu_s = self.cpu_clock()
-        settled, journal = self._books.settle(observation, self._decision)
-        self.book(journal)
+        settled = self._settle(observation)
         self._judge(observation, settled, started_cpu_s)
         return settled, started_cpu_s
+
+    def _settle(self, observation: Observation) -> Settled:
+        """Bill what an observation brought, and write it down."""
+        settled, journal = self._books.settle(observation, self._decision)
+        self.book(journal)
+        self.is_billed = True
+        return settled
+
+    @contextmanager
+    def _kept(self, slot: Settled | None) -> Iterator[None]:
+        """Whatever goes wrong inside, what was held until then is billed, and the state is saved.
+
+        Args:
+            slot: What is not published yet of what was settled before.
+        """
+        try:
+            yield
+        except Exception as error:
+            started_cpu_s = self.cpu_clock()
+            status = error.status if isinstance(error, OrchestratorError) else "failed"
+            if not self.is_billed:
+                last = self._settle(self.backend.observe())
+                slot = slot.then(last) if slot else last
+            self.save(self._state())
+            if slot:
+                self._publish_last(slot, f"{status}: {error}", started_cpu_s)
+            raise
 
     def _judge(self, observation: Observation, slot: Settled, started_cpu_s: float) -> None:
         books, in_use = self._books, self._decision.plan.device_ids
@@ -232,7 +265,10 @@ class ControlLoop:
     def _finish(self, status: OutcomeStatus, reason: str, slot: Settled | None) -> SlotRecord:
         started_cpu_s = self.cpu_clock()
         self.save(self._state())  # a checkpoint may fail, and what was booked stays spent
-        if manifest := self.backend.checkpoint():
+        self.is_billed = False
+        with self._kept(slot):
+            manifest = self.backend.checkpoint()
+        if manifest:
             self.book(SlotJournal(events=self._books.checkpointed(manifest.step)))
         last, _ = self._look()
         whole = slot.then(last) if slot else last

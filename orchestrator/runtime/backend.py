@@ -23,7 +23,7 @@ from orchestrator.core.slot import (
     StepReport,
     WorkerFailed,
 )
-from orchestrator.errors import LostWorkerError
+from orchestrator.errors import LostWorkerError, OrchestratorError
 from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.crew import ATTEMPTS, Boundary, Holders, Order
 from orchestrator.runtime.progress import Meter
@@ -78,7 +78,7 @@ class RayBackend:
         self._run_until_s: float | None = None
         self._applied = False  # something was decided since the start, or since ``checkpoint``
         self._interrupted = threading.Event()
-        self._end: LostWorkerError | None = None  # what it cost is observed before it is raised
+        self._end: OrchestratorError | None = None  # what it cost is observed before it is raised
         self._roster = Roster(
             rig,
             slot_s=config.control.slot_s,
@@ -116,15 +116,20 @@ class RayBackend:
                 self._follow()
                 self._take(events)
                 self._events += self._roster.look(self._watch, self.now_s())
-        except LostWorkerError as error:
+        except OrchestratorError as error:
             self._end = error
         return self._observation()
 
     def apply(self, decision: Decision) -> None:
         """Run the decided plan from the next step boundary on; a kept one does not pause."""
+        self._applied = False  # whatever is raised here, nothing passes any more
         if self._end is not None:
             raise self._end
-        plan, self._run_until_s, self._applied = decision.plan, decision.run_until_s, True
+        self._take_up(decision)
+        self._applied = True
+
+    def _take_up(self, decision: Decision) -> None:
+        plan, self._run_until_s = decision.plan, decision.run_until_s
         self._meter.clock.start()
         if self._interrupted.is_set():
             return  # the end is near: nothing is worth starting
@@ -146,8 +151,8 @@ class RayBackend:
 
     def checkpoint(self) -> CheckpointManifest | None:
         """Stop at a step boundary and write all layers; None when nothing ran yet."""
-        self._stand()
         self._applied = False
+        self._stand()
         self._secure()
         return self._checkpoints.newest
 
@@ -335,7 +340,8 @@ class RayBackend:
     def _await_anybody(self) -> Boundary:
         """Wait until a lost device has a new worker: nobody else is left.
 
-        Where no device is there any more, nobody is waited for: the run goes on, idle.
+        Nobody is waited for where no device is there any more (the run goes on, idle), or
+        where the run is to stop: it is resumed from the newest checkpoint, whoever comes.
 
         Raises:
             LostWorkerError: If none is ready in time.
@@ -344,13 +350,13 @@ class RayBackend:
         deadline_s = time.monotonic() + self._timeouts.start_s
         while time.monotonic() < deadline_s:
             self._events += self._roster.look(self._watch, self.now_s())
-            if self._roster.is_empty:
+            if self._roster.is_empty or self._interrupted.is_set():
                 return Boundary(0, {})
             if self._fleet.device_ids and (boundary := self._crew.regroup(self._watch)):
                 return boundary
             if not self._fleet.recruited:
                 break
-            time.sleep(WAKE_S)
+            self._interrupted.wait(WAKE_S)
         raise LostWorkerError(
             "every worker is lost, and none came back; the same command resumes at step "
             f"{self._checkpoints.newest_step or 0}"
@@ -359,10 +365,10 @@ class RayBackend:
     def _rewind(self) -> Literal["checkpoint", "start"]:
         """Let every worker forget its layers; the next plan restores them."""
         newest = self._checkpoints.newest
-        self._holders, self._restore = {}, newest
         step = newest.step if newest else 0
-        self._watch.progress.rewind(step)
         self._crew.forget(self._watch, step, anew=newest is None)
+        self._holders, self._restore = {}, newest
+        self._watch.progress.rewind(step)
         return "checkpoint" if newest else "start"
 
     def _uses(self, device_ids: Iterable[str]) -> bool:

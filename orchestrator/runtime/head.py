@@ -88,6 +88,7 @@ class Head:
         self._stop_reason: str | None = None
         self._backend: RayBackend | None = None
         self._saved: ControlState | None = None
+        self._loop: ControlLoop | None = None
 
     def run(self, comparing: Comparing | None = None, *, at_once: bool = False) -> Outcome:
         """Train to the end; every file of the run is written when this returns or raises.
@@ -117,8 +118,8 @@ class Head:
         finally:
             if self._backend is not None:
                 self._backend.close()
-            if self._saved is not None:  # whatever ended it, it is not this process's death
-                self._store.save_state(self._saved)
+            if self._saved is not None and self._loop is not None and self._loop.is_billed:
+                self._store.save_state(self._saved)  # no time of writing: nothing is held since
 
     def status(self, cursor: Cursor) -> HeadNews:
         """What happened since ``cursor``, and forget what was before it; the first is (0, 0, 0)."""
@@ -204,7 +205,7 @@ class Head:
             self._events.extend(journal.events)
             exporter.journal(journal)
 
-        loop = ControlLoop(
+        self._loop = loop = ControlLoop(
             backend=backend,
             strategy=make_strategy(self._config.control.strategy),
             assignment=SlotAssignment(self._config.control.plan_deadline_s, compiled=SlotProgram),

@@ -19,7 +19,7 @@ from orchestrator.core.slot import (
     Recovered,
     WorkerFailed,
 )
-from orchestrator.errors import LostWorkerError
+from orchestrator.errors import ConfigError, LostWorkerError
 from orchestrator.runtime.backend import RayBackend
 from orchestrator.runtime.progress import Meter, RunClock
 from orchestrator.runtime.rig import Rig
@@ -259,6 +259,27 @@ def test_what_a_run_cost_that_nobody_can_go_on_with_is_observed_before_it_ends(
         scene.run(IDLE)
 
 
+def test_what_was_held_while_a_plan_could_not_be_installed_is_observed_at_once(
+    scene: Scene,
+) -> None:
+    scene.run(REPLICAS)
+
+    def refuse(order: object) -> bool:
+        raise ConfigError("the checkpoint is another model's")
+
+    scene.crew.install = refuse  # type: ignore[assignment,method-assign]
+    started_s = scene.backend.now_s()
+    with pytest.raises(ConfigError):
+        scene.backend.apply(
+            Decision("switch", make_plan(*CHAIN.groups, generation=3), IDLE_ESTIMATE, "a test")
+        )
+    seen = scene.backend.observe()
+    assert {usage.device_id for usage in seen.usage} == {"a-0", "b-0"}
+    assert seen.now_s > started_s
+    assert all(usage.to_s == seen.now_s for usage in seen.usage)
+    assert scene.backend.observe().now_s - seen.now_s < scene.config.control.slot_s
+
+
 def test_workers_that_lose_each_other_although_all_are_there_are_told_of(scene: Scene) -> None:
     told = {d: WorkerFailed(d, 7, "lost contact with the other") for d in ("a-0", "b-0")}
     scene.crew.at(7, lambda: scene.crew.failures.update(told))
@@ -266,6 +287,34 @@ def test_workers_that_lose_each_other_although_all_are_there_are_told_of(scene: 
     assert kinds(seen) == [WorkerFailed, WorkerFailed]
     assert seen.next_step == 7
     assert scene.run(make_plan(*CHAIN.groups, generation=3)).reports[0].step == 7
+
+
+def test_a_stop_while_nobody_is_left_is_heard_at_once_and_can_be_resumed(scene: Scene) -> None:
+    muster = scene.crew.muster
+    scene.run(REPLICAS)
+    scene.backend.checkpoint()
+    (saved,) = scene.crew.saved
+    scene.run(make_plan(*REPLICAS.groups, generation=3))
+    scene.crew.comes_back = False
+    looks: list[float] = []
+
+    def stop_at_the_second_look(longest_s: float) -> object:
+        looks.append(longest_s)
+        if len(looks) == 2:
+            scene.backend.interrupt()
+        return muster(longest_s)
+
+    scene.crew.muster = stop_at_the_second_look  # type: ignore[assignment,method-assign]
+    for device in DEVICES:
+        scene.crew.kill(device.device_id)
+    seen = scene.backend.observe()
+    assert {e.device_id for e in seen.events if isinstance(e, DeviceLost)} == {"a-0", "b-0"}
+    assert seen.next_step == saved
+    manifest = scene.backend.checkpoint()
+    assert manifest is not None
+    assert manifest.step == saved
+    assert scene.backend.observe().next_step == saved
+    assert len(looks) <= 4
 
 
 def test_devices_that_die_again_and_again_come_back_at_once_where_nobody_else_is_left(

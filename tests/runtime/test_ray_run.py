@@ -274,6 +274,27 @@ def test_all_workers_killed_at_once_are_started_anew(tmp_path: Path) -> None:
     assert {("lost", "fast-0"), ("lost", "slow-0"), ("joined", "fast-0")} <= set(told)
 
 
+def test_a_stop_while_nobody_is_left_ends_a_run_that_can_be_resumed(tmp_path: Path) -> None:
+    run = config(tmp_path, steps=60)
+
+    def kill_and_stop() -> None:
+        for device_id in ("fast-0", "slow-0"):
+            os.kill(pid_of(run, device_id), signal.SIGKILL)
+        signal.raise_signal(signal.SIGTERM)
+
+    stopped = run_job(run, view=Watcher(once_at(23, kill_and_stop)))
+    assert (stopped.status, stopped.reason) == ("stopped", "stopped by SIGTERM")
+    assert exit_code(stopped) == 143
+    check_books(run, stopped)
+    assert len(read(run, "steps.jsonl")) in {20, 30}  # the newest checkpoint by then
+    finished = run_job(run)
+    assert finished.status == "finished"
+    check_books(run, finished)
+    assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
+        losses_alone(run), rel=1e-5
+    )
+
+
 def test_a_device_under_notice_is_left_before_it_goes_and_one_that_joins_is_used(
     tmp_path: Path,
 ) -> None:

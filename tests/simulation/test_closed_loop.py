@@ -413,6 +413,47 @@ def test_losses_of_devices_in_use_are_survived_as_often_as_the_budget_of_failure
     assert run.states[-1].num_failures == 1
 
 
+@pytest.mark.parametrize("where", ["apply", "checkpoint"])
+def test_what_is_held_until_a_decision_fails_is_billed(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    run = rehearsal(budget=RICH).run(max_slots=5)
+    backend = run.backend
+
+    def breaks(*_: object) -> None:
+        backend._pass_to(backend._now_s + 7.0)
+        backend._plan = None  # as the contract says: no more time passes
+        raise LostWorkerError("nobody is left")
+
+    before_s = run.states[-1].time_s
+    monkeypatch.setattr(backend, where, breaks)
+    with pytest.raises(LostWorkerError, match="nobody is left"):
+        run.loop.end("stopped", "asked to") if where == "checkpoint" else run.loop.tick()
+    assert run.loop.is_billed
+    state = run.states[-1]
+    slot_s = SLOT_S if where == "apply" else 0.0
+    assert state.time_s == pytest.approx(before_s + slot_s + 7.0)
+    assert max(entry.to_s for entry in run.ledger) >= state.time_s
+    assert state.num_ledger_entries == len(run.ledger)
+    booked_usd = fsum(entry.usd + entry.egress_usd for entry in run.ledger)
+    assert state.spent_usd == pytest.approx(booked_usd, rel=1e-12)
+    assert run.records[-1].reason == "too_few_workers: nobody is left"
+    assert state.slot == len(run.records)
+
+
+def test_a_plan_that_cannot_be_made_forgets_no_dollar(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = rehearsal(budget=RICH).run(max_slots=5)
+
+    def breaks(*_: object, **__: object) -> None:
+        raise InfeasibleError("nothing fits")
+
+    monkeypatch.setattr(run.loop, "_choose", breaks)
+    with pytest.raises(InfeasibleError):
+        run.loop.tick()
+    assert run.states[-1].num_ledger_entries == len(run.ledger)
+    assert run.records[-1].reason == "infeasible: nothing fits"
+
+
 def test_a_last_checkpoint_that_fails_forgets_no_dollar_and_no_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

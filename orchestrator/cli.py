@@ -260,7 +260,7 @@ def _measured(config: "RunConfig") -> "ModelProfile":
             "cluster.profile is missing; with cluster.source: file nothing is measured: "
             "write profile: model.profile.json"
         )
-    from orchestrator.runtime.crew import measure_model
+    from orchestrator.runtime.processes import measure_model
 
     return measure_model(config)
 

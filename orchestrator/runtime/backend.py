@@ -1,4 +1,4 @@
-"""RayBackend: runs the loop's plans on worker actors; the one door to the workers."""
+"""RayBackend: runs the loop's plans on worker actors."""
 
 import logging
 import threading
@@ -26,10 +26,9 @@ from orchestrator.core.slot import (
 from orchestrator.errors import LostWorkerError, OrchestratorError
 from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.crew import ATTEMPTS, Boundary, Holders, Order
-from orchestrator.runtime.progress import Meter
+from orchestrator.runtime.progress import Meter, Progress
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.roster import Roster
-from orchestrator.runtime.trouble import SYMPTOMS
 from orchestrator.runtime.watch import WAKE_S, Watch
 
 logger = logging.getLogger(__name__)
@@ -71,7 +70,13 @@ class RayBackend:
             num_samples=rig.num_samples,
             restore=restore,
         )
-        self._watch = self._new_watch(restore.step if restore else 0, rig.num_steps)
+        self._watch = Watch(
+            self._fleet,
+            self._timeouts,
+            slot_s=config.control.slot_s,
+            next_step=restore.step if restore else 0,
+            last_step=rig.num_steps,
+        )
         self._plan: Plan | None = None  # what the loop asked for
         self._generation = 0  # of the plan whose layers the workers hold
         self._holders: Holders = {}  # of its layers; empty: none yet
@@ -89,6 +94,8 @@ class RayBackend:
         self._told_offers = self._roster.offers()
         self._events: list[ClusterEvent] = [*self._roster.notices]  # not yet observed
         self._slot_from_s = self.now_s()
+        self._watch.lose(self._fleet.losses)  # before anything ran
+        self._follow()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -166,23 +173,39 @@ class RayBackend:
         """Run a plan for a few steps that count for nothing; before the first ``apply`` only.
 
         Returns:
-            Every device's reports of every step.
+            Every device's reports of every step; none if a device of the plan is gone.
 
         Raises:
-            OrchestratorError: If a worker fails meanwhile.
+            UserCodeError: If the user's code raises.
         """
         assert self._plan is None, "measuring would disturb the run"
-        kept, self._watch = self._watch, self._new_watch(0, num_steps)
+        if set(plan.device_ids) - set(self._fleet.device_ids):
+            return ()
+        watch = self._watch
+        kept = watch.progress, watch.last_step
+        watch.progress, watch.last_step = Progress(0), num_steps
         try:
-            if not self._install(plan, (), discard=True):
-                raise LostWorkerError("a device was lost while plans were compared; run again")
-            self._watch.go(plan.device_ids)
-            while self._watch.running:
-                self._watch.pump(WAKE_S)
-                judge(self._watch.events(), in_use=plan.device_ids, checkpoint_step=None)
-            return self._watch.progress.take()
+            if self._try(plan):
+                return watch.progress.take()
+            self._crew.regroup(watch)
+            return ()
         finally:
-            self._watch, self._holders = kept, {}
+            watch.progress, watch.last_step = kept
+            self._holders = {}
+            self._follow()
+
+    def _try(self, plan: Plan) -> bool:
+        """Run a plan as long as the watch allows; False when something went wrong."""
+        if not self._install(plan, (), discard=True):
+            return False
+        self._watch.go(plan.device_ids)
+        while self._watch.running:
+            self._watch.pump(WAKE_S)
+            if events := self._watch.events():
+                judge(events, in_use=(), survives=True, checkpoint_step=None)  # the user's errors
+                self._watch.end_failed(events)
+                return False
+        return True
 
     # Inside a slot -------------------------------------------------------------------
 
@@ -234,12 +257,6 @@ class RayBackend:
         )
 
     # At a step boundary --------------------------------------------------------------
-
-    def _new_watch(self, next_step: int, last_step: int) -> Watch:
-        slot_s = self._config.control.slot_s
-        return Watch(
-            self._fleet, self._timeouts, slot_s=slot_s, next_step=next_step, last_step=last_step
-        )
 
     def _stand(self) -> bool:
         """Bring every worker to the same step boundary; False when something happened on the way.
@@ -304,10 +321,9 @@ class RayBackend:
         if any(failure.user_traceback for failure in failures):
             self._events += failures
         elif failures or self._uses(e.device_id for e in events if isinstance(e, DeviceLost)):
-            own = [f for f in failures if not f.message.startswith(SYMPTOMS)]
-            for failure in own:  # who knows what state it is in
-                self._watch.end([failure.device_id], f"it failed: {failure.message}")
-            if not own and not any(isinstance(event, DeviceLost) for event in events):
+            if not self._watch.end_failed(events) and not any(
+                isinstance(event, DeviceLost) for event in events
+            ):
                 self._events += failures  # nobody is gone, and yet they lost each other
             self._recover()
 

@@ -88,7 +88,7 @@ def measure(
 
     Args:
         found: The plans.
-        run: Runs a plan for some steps and returns all devices' reports.
+        run: Runs a plan for some steps and returns all devices' reports; none: it cannot run.
         num_steps: Steps of each plan.
         per_hour: True dollars per hour of one dollar per second of the run.
     """
@@ -100,6 +100,8 @@ def measure(
         if work not in measured:
             measured[work] = tuple(run(plan.with_generation(number), num_steps))
         reports = measured[work]
+        if not reports:
+            continue  # it wants a device that was lost: there is nothing to compare
         step_s = _median_step_s(reports)
         rows.append(
             Comparison(

@@ -1,14 +1,12 @@
-"""The workers of a run and what is asked of all of them together; the one door to them."""
+"""The workers of a run and what is asked of all of them together."""
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import NoneType
 from typing import Any
 
-import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
 
 from orchestrator.config import RunConfig
@@ -18,14 +16,10 @@ from orchestrator.core.plan import Move, Plan
 from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.fleet import LINGER_S, SILENT_S, Answer, Fleet
+from orchestrator.runtime.processes import emulated_stages, log_path, worker_spec
 from orchestrator.runtime.truth import StageTruth
 from orchestrator.runtime.watch import Watch
 from workers.actor import WorkerActor
-from workers.emulation import Delay, EmulatedStage
-from workers.faults import FaultAct, Injector, ProcessFault
-from workers.output import send_output_to
-from workers.profiler import profile_model
-from workers.splitting import load_task, split
 from workers.update import Verdict
 from workers.worker import Assignment, Standing, TaskInfo, WorkerSpec
 
@@ -95,7 +89,7 @@ class Crew:
         self._places = {place.device_id: place for place in places}
 
         def arguments(place: Place) -> tuple[object, ...]:
-            return place.device_id, _log_path(config, place.device_id), place.num_threads
+            return place.device_id, log_path(config, place.device_id), place.num_threads
 
         linger_s = min(LINGER_S, config.control.slot_s / 4.0)
         self.fleet = Fleet(WorkerActor, places, arguments, linger_s=linger_s, actors=actors)
@@ -110,41 +104,67 @@ class Crew:
         return bool(self._world) and self._world == self.fleet.device_ids
 
     def get_ready(self) -> int:
-        """Wait until all are up, have them load the user's task, and join them.
+        """Wait until they are up and have loaded the user's task; whoever is lost is left out.
 
         Returns:
             Number of samples in the user's dataset.
 
         Raises:
             UserCodeError: If the user's code raises.
-            LostWorkerError: If a worker does not come up, or finds the others too late.
+            LostWorkerError: If nobody is left.
         """
         for device_id, greeting in self.fleet.greet(self._timeouts.start_s).items():
             logger.info("%s: process %s on node %s", device_id, greeting.pid, greeting.ray_node_id)
-        infos = self.fleet.call(
-            "load", TaskInfo, timeout_s=self._timeouts.start_s, each=self._loads()
-        )
-        each = self._addresses()
-        self.fleet.call("connect", NoneType, timeout_s=self._timeouts.start_s, each=each)
-        self._world = tuple(each)
-        return infos[self._world[0]].dataset_samples
+        infos = self._prepare("load", TaskInfo, each=self._loads())
+        self._expect_somebody()
+        return next(iter(infos.values())).dataset_samples
+
+    def join(self) -> None:
+        """Join those who are there with each other; whoever is lost is left out.
+
+        Raises:
+            LostWorkerError: If nobody is left, or those who are do not find each other.
+        """
+        for _ in self._attempts():
+            self._expect_somebody()
+            if self._connect(None):
+                return
+        raise self._apart()
 
     def profile(self, device_ids: Iterable[str]) -> dict[str, ModelProfile]:
         """Have these workers measure the layers on their devices, all at the same time.
 
         Real devices are measured in wall time: what a quota or a neighbour takes, it takes.
 
+        Returns:
+            What those measured who were not lost meanwhile.
+
         Raises:
             UserCodeError: If the user's code raises.
-            LostWorkerError: If a worker is lost.
+            LostWorkerError: If nobody is left.
         """
-        return self.fleet.call(
-            "profile",
-            ModelProfile,
-            not self._shares_clock,
-            timeout_s=self._timeouts.start_s,
-            device_ids=device_ids,
+        answers = self._prepare(
+            "profile", ModelProfile, not self._shares_clock, device_ids=device_ids
         )
+        self._expect_somebody()
+        return answers
+
+    def _prepare(
+        self, method: str, answer: type[Answer], *arguments: object, **whom: Any
+    ) -> dict[str, Answer]:
+        """Ask before anything runs: nobody waits for another, and so each has all the time."""
+        start_s = self._timeouts.start_s
+        answers, losses = self.fleet.ask(
+            method, answer, *arguments, timeout_s=start_s, patience_s=start_s, **whom
+        )
+        for loss in losses:
+            logger.warning("device %s is left out: %s", loss.device_id, loss.reason)
+        return answers
+
+    def _expect_somebody(self) -> None:
+        if not self.fleet.device_ids:
+            told = (f"device {loss.device_id}: {loss.reason}" for loss in self.fleet.losses)
+            raise LostWorkerError(f"every worker was lost before the first step: {'; '.join(told)}")
 
     def install(self, order: Order) -> bool:
         """Have all take their places at a step boundary; False when not all could.
@@ -162,7 +182,7 @@ class Crew:
             first_step=order.first_step,
             end_step=order.end_step,
             restore=order.restore,
-            emulation=_emulation(order.stages),
+            emulation=emulated_stages(order.stages),
             discard=order.discard,
             clock_zero_s=time.monotonic() - order.run_clock_s,
         )
@@ -222,9 +242,7 @@ class Crew:
         Raises:
             LostWorkerError: If those who are left do not find each other.
         """
-        attempts = ATTEMPTS
-        while attempts:
-            left = self.fleet.device_ids
+        for _ in self._attempts():
             self.fleet.tell("abort")
             watch.drain()
             standings = self._ask(watch, "standing", Standing)
@@ -232,15 +250,30 @@ class Crew:
                 return None
             step, verdict = last_applied(standings)
             self._ask(watch, "settle", NoneType, step, verdict)
-            each = self._addresses()
-            joined = self._ask(watch, "connect", NoneType, each=each)
-            if joined.keys() == each.keys():
-                self._world = tuple(each)
-                return Boundary(step, _held({d: standings[d] for d in each}))
+            if self._connect(watch):
+                return Boundary(step, _held({d: standings[d] for d in self._world}))
+        raise self._apart()
+
+    def _attempts(self) -> Iterator[None]:
+        """Try again, so often, but anew whenever one more of them is lost."""
+        attempts = ATTEMPTS
+        while attempts:
+            left = self.fleet.device_ids
+            yield
             attempts = attempts - 1 if left == self.fleet.device_ids else ATTEMPTS
-        raise LostWorkerError(
-            f"the workers of {', '.join(self.fleet.device_ids)} do not find each other any more"
-        )
+
+    def _apart(self) -> LostWorkerError:
+        names = ", ".join(self.fleet.device_ids)
+        return LostWorkerError(f"the workers of {names} do not find each other")
+
+    def _connect(self, watch: Watch | None) -> bool:
+        """Let all find each other; False when not all could. ``watch``: told of those lost."""
+        each = self._addresses()
+        joined = self._ask(watch, "connect", NoneType, each=each)
+        if joined.keys() == each.keys():
+            self._world = tuple(each)
+            return True
+        return False
 
     def forget(self, watch: Watch, step: int, *, anew: bool) -> None:
         """Have all forget their layers, which will be restored as of ``step``.
@@ -258,7 +291,7 @@ class Crew:
 
     def _ask(
         self,
-        watch: Watch,
+        watch: Watch | None,
         method: str,
         answer: type[Answer],
         *arguments: object,
@@ -274,7 +307,8 @@ class Crew:
             each=each,
             patience_s=self._patience_s,
         )
-        watch.lose(losses)
+        if watch is not None:
+            watch.lose(losses)
         return answers
 
     def _addresses(self) -> dict[str, tuple[object, ...]]:
@@ -291,19 +325,7 @@ class Crew:
         return {d: (self._spec(self._places[d]),) for d in self.fleet.device_ids}
 
     def _spec(self, place: Place) -> WorkerSpec:
-        """What a worker needs to import the user's task and split the model."""
-        training = self._config.training
-        return WorkerSpec(
-            task=training.task,
-            task_args=training.task_args,
-            options=training,
-            seed=self._config.run.seed,
-            run_url=self._config.run.run_url,
-            timeout_s=self._timeouts.receive_s,
-            working_dir=self._working_dir,
-            device="cuda" if place.num_gpus else "cpu",
-            faults=_process_faults(self._config, place.device_id),
-        )
+        return worker_spec(self._config, place, self._working_dir)
 
 
 def last_applied(standings: Mapping[str, Standing]) -> tuple[int, Verdict | None]:
@@ -323,68 +345,3 @@ def _held(standings: Mapping[str, Standing]) -> Holders:
         layer: tuple(d for d, standing in standings.items() if layer in standing.layers)
         for layer in layers
     }
-
-
-def _emulation(stages: Mapping[str, StageTruth] | None) -> Mapping[str, EmulatedStage] | None:
-    if stages is None:
-        return None
-    return {
-        device_id: EmulatedStage(
-            seconds=dict(stage.seconds),
-            to_next=stage.to_next,
-            to_previous=stage.to_previous,
-            step_end_s=stage.step_end_s,
-            slowdowns=stage.slowdowns,
-            delays=tuple(Delay(*delay) for delay in stage.delays),
-        )
-        for device_id, stage in stages.items()
-    }
-
-
-def head_injector(config: RunConfig, driver_pid: int | None) -> Injector:
-    """What breaks the head, and the process that started it, as the run's faults say."""
-    faults = _process_faults(config, None)
-    return Injector("head", faults, config.run.run_url, driver_pid=driver_pid)
-
-
-def _process_faults(config: RunConfig, device_id: str | None) -> tuple[ProcessFault, ...]:
-    """Faults of a worker's process, or of the head's."""
-    kinds: Mapping[str, FaultAct] = {
-        "fail": "fail",
-        "kill_head": "fail",
-        "hang": "hang",
-        "disk_full": "disk_full",
-        "cut_link": "cut_link",
-        "kill_driver": "kill_driver",
-    }
-    return tuple(
-        ProcessFault(number, kinds[fault.kind], fault.at_step, fault.where, fault.peer)
-        for number, fault in enumerate(config.emulation.faults)
-        if fault.kind in kinds and fault.device == device_id
-    )
-
-
-def send_output(config: RunConfig, name: str) -> None:
-    """Send this process's output to ``logs/`` of the run where it is local, else leave it."""
-    path = _log_path(config, name)
-    if path is not None:
-        send_output_to(path)
-
-
-def _log_path(config: RunConfig, name: str) -> Path | None:
-    run_url = config.run.run_url
-    return None if "://" in run_url else Path(run_url) / "logs" / f"{name}.log"
-
-
-def measure_model(config: RunConfig) -> ModelProfile:
-    """Measure the user's model in this process, on its processor.
-
-    Raises:
-        UserCodeError: If the user's code raises.
-        ConfigError: If the model cannot be split.
-    """
-    training = config.training
-    if config.cluster.source == "emulated":
-        torch.set_num_threads(1)  # as its workers run; then CPU time counts, not a busy neighbour
-    task = load_task(training.task, training.task_args, config.run.seed)
-    return profile_model(split(task), task, training)

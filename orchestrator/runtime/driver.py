@@ -37,8 +37,8 @@ class HeadActor:
 
     def __init__(self, config: RunConfig, working_dir: str, driver_pid: int) -> None:
         # These load torch and CVXPY.
-        from orchestrator.runtime.crew import send_output  # noqa: PLC0415 - as above
         from orchestrator.runtime.head import Head  # noqa: PLC0415 - as above
+        from orchestrator.runtime.processes import send_output  # noqa: PLC0415 - as above
 
         send_output(config, "head")
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -26,8 +26,8 @@ UNREACHABLE_S = 0.1
 CLOSED = "closed"
 """Why a worker is gone that nobody lost."""
 
-_OURS, _DEAD, _OWN, _SILENT, _SYMPTOM = range(5)
-"""How far an error is from the cause of many: the least is the one to tell."""
+_OURS, _ITS_OWN, _SYMPTOM = range(3)
+"""An error of ours ends the run; its own ends a worker; a symptom is another's end, seen."""
 
 Answer = TypeVar("Answer")
 
@@ -75,41 +75,12 @@ class Fleet:
         )
 
     def greet(self, timeout_s: float) -> Mapping[str, Greeting]:
-        """Wait until every process is up. Raises LostWorkerError naming those that are not."""
-        answers = self.call("hello", object, timeout_s=timeout_s)
+        """Wait until every process is up; one that is not in time is lost."""
+        answers, _ = self.ask("hello", object, timeout_s=timeout_s, patience_s=timeout_s)
         greetings = {device_id: cast("Greeting", answer) for device_id, answer in answers.items()}
         for device_id, greeting in greetings.items():
             self._members[device_id].greeting = greeting
         return greetings
-
-    def call(
-        self,
-        method: str,
-        answer: type[Answer],
-        *arguments: object,
-        timeout_s: float,
-        device_ids: Iterable[str] | None = None,
-        each: Mapping[str, tuple[object, ...]] | None = None,
-    ) -> dict[str, Answer]:
-        """Call a method on several workers at once and wait for all answers.
-
-        Args:
-            method: Name of the method.
-            answer: What it returns.
-            arguments: The same for everyone.
-            timeout_s: Longest wait for all of them together.
-            device_ids: Whom to ask; everyone when absent.
-            each: Further arguments by device.
-
-        Raises:
-            LostWorkerError: If a worker is gone, fails or does not answer, with its device.
-            OrchestratorError: What a worker raised of our own errors.
-        """
-        calls = self._calls(arguments, device_ids, each)
-        answers, errors = self._answers(method, answer, calls, timeout_s, SILENT_S)
-        if errors:
-            raise min(errors.values(), key=lambda found: found[0])[1]
-        return answers
 
     def ask(
         self,
@@ -121,10 +92,19 @@ class Fleet:
         each: Mapping[str, tuple[object, ...]] | None = None,
         patience_s: float = SILENT_S,
     ) -> tuple[dict[str, Answer], tuple[Loss, ...]]:
-        """Call as ``call`` does; a worker that is silent, or fails by itself, is ended.
+        """Call a method on several workers at once and wait for all answers.
 
-        ``patience_s`` is how long the others may take once one has failed: longer than they
-        wait for it themselves, else they are taken for hung.
+        A worker that is silent, or fails by itself, is ended.
+
+        Args:
+            method: Name of the method.
+            answer: What it returns.
+            arguments: The same for everyone.
+            timeout_s: Longest wait for all of them together.
+            device_ids: Whom to ask; everyone when absent.
+            each: Further arguments by device.
+            patience_s: How long the others may take once one has failed: longer than they wait
+                for it themselves, else they are taken for hung.
 
         Returns:
             The answers, and who was lost. A worker that only lost contact with another is in
@@ -136,10 +116,10 @@ class Fleet:
         calls = self._calls(arguments, device_ids, each)
         answers, errors = self._answers(method, answer, calls, timeout_s, patience_s)
         losses = []
-        for device_id, (distance, error) in errors.items():
-            if distance == _OURS:
+        for device_id, (kind, error) in errors.items():
+            if kind == _OURS:
                 raise error
-            if distance == _SYMPTOM:
+            if kind == _SYMPTOM:
                 continue
             member = self._members[device_id]
             if member.lost is None:
@@ -166,7 +146,7 @@ class Fleet:
         timeout_s: float,
         patience_s: float,
     ) -> tuple[dict[str, Answer], dict[str, tuple[int, OrchestratorError]]]:
-        """The answers that came, and of the other workers the errors with their distances."""
+        """The answers that came, and of the other workers the errors with their kinds."""
         pending = {
             getattr(self._members[d].actor, method).remote(*arguments): d
             for d, arguments in calls.items()
@@ -179,7 +159,7 @@ class Fleet:
                 list(pending), timeout=max(0.0, deadline_s - time.monotonic())
             )
             if not ready:
-                silence = _SILENT, _no_answer(pending.values(), method, timeout_s)
+                silence = _ITS_OWN, _no_answer(pending.values(), method, timeout_s)
                 errors.update(dict.fromkeys(pending.values(), silence))
                 break
             for ref in ready:
@@ -328,13 +308,13 @@ class Fleet:
     def _explain(
         self, error: RayTaskError | RayActorError, device_id: str, method: str
     ) -> tuple[int, OrchestratorError]:
-        """What one worker's error means, and how far from the cause of many it likely is."""
+        """What one worker's error means, and of what kind it is."""
         if isinstance(error, RayActorError):
             if isinstance(error, ActorUnavailableError):
                 self.kill(device_id)  # it may live on out of reach, and hold its device
             member = self._members[device_id]
             member.lost = _end(error, member)
-            return _DEAD, LostWorkerError(
+            return _ITS_OWN, LostWorkerError(
                 f"device {device_id} was lost: {member.lost} during {method!r}"
             )
         cause = error.cause
@@ -342,7 +322,7 @@ class Fleet:
             return _OURS, cause
         text = f"{type(cause).__name__}: {cause}"
         symptom = any(sign in text for sign in SYMPTOMS)
-        return _SYMPTOM if symptom else _OWN, LostWorkerError(
+        return _SYMPTOM if symptom else _ITS_OWN, LostWorkerError(
             f"device {device_id} failed in {method!r}: {text}"
         )
 
@@ -351,6 +331,8 @@ def _end(error: RayActorError, member: Member) -> str:
     """What Ray knows of a worker's end; of a node that is cut off nobody knows what it does."""
     if isinstance(error, ActorUnavailableError) or "its node has died" in str(error):
         return member.out_of_touch
+    if error.actor_init_failed:
+        return f"its worker did not start: {str(error).strip().splitlines()[-1]}"
     return "its process was killed"
 
 

@@ -32,8 +32,8 @@ from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.reports.records import slot_json
 from orchestrator.runtime.backend import RayBackend
 from orchestrator.runtime.compare import Comparison, entries, measure
-from orchestrator.runtime.crew import head_injector
 from orchestrator.runtime.news import Comparing, Cursor, Feed, HeadNews
+from orchestrator.runtime.processes import head_injector
 from orchestrator.runtime.progress import Meter, RunClock
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.setup import set_up

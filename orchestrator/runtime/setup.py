@@ -4,7 +4,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,7 +92,7 @@ def set_up(
     next_step: int = 0,
     actors: Any = ray,
 ) -> Rig:
-    """Start, load, measure and connect the workers.
+    """Start, load, measure and connect the workers; whoever is lost meanwhile is left out.
 
     Args:
         config: The whole file.
@@ -119,6 +119,7 @@ def set_up(
     dataset_samples = crew.get_ready()
     say("measuring the model")
     measured = _measured(config, crew, found.options)
+    crew.join()
     num_samples = config.training.num_samples(dataset_samples)
     everything, model = run_figures(
         found.options,
@@ -169,15 +170,31 @@ def _measured(config: RunConfig, crew: Crew, options: ClusterOptions) -> ModelPr
     else:
         devices = build_cluster(options).devices
         if config.cluster.source == "emulated":
-            chosen = {devices[0].device_id: "cpu"}
+            kinds = {d.device_id: "cpu" for d in devices}
         else:
-            chosen = {d.device_id: kind for kind, d in {d.kind: d for d in devices}.items()}
-        answers = crew.profile(chosen)
-        parts = [
-            tuple(t.scaled(1.0, kind=kind) for t in answers[device_id].times)
-            for device_id, kind in chosen.items()
-        ]
-        first = answers[next(iter(chosen))]
-        profile = replace(first, times=tuple(t for part in parts for t in part))
+            kinds = {d.device_id: d.kind for d in devices}
+        parts = _profiles(crew, kinds)
+        times = (t.scaled(1.0, kind=kind) for kind, part in parts.items() for t in part.times)
+        profile = replace(next(iter(parts.values())), times=tuple(times))
+        if parts.keys() < set(kinds.values()):
+            return profile  # the next life may find the others
     storage.write_json(stored, profile_to_json(profile))
     return profile
+
+
+def _profiles(crew: Crew, kinds: Mapping[str, str]) -> dict[str, ModelProfile]:
+    """What one device of each kind measured; of a kind whose devices are all lost, nothing.
+
+    Raises:
+        LostWorkerError: If nobody is left.
+    """
+    parts: dict[str, ModelProfile] = {}
+    asked: set[str] = set()
+    while True:
+        left = [d for d in crew.fleet.device_ids if d not in asked and kinds[d] not in parts]
+        chosen = {kinds[d]: d for d in left}
+        if not chosen:
+            return parts
+        asked.update(chosen.values())
+        answers = crew.profile(chosen.values())
+        parts |= {kinds[d]: answer for d, answer in answers.items()}

@@ -5,11 +5,11 @@ import time
 from collections.abc import Iterable, Sequence
 
 from orchestrator.control.recovery import Timeouts
-from orchestrator.core.slot import ClusterEvent
+from orchestrator.core.slot import ClusterEvent, WorkerFailed
 from orchestrator.runtime.actors import News
 from orchestrator.runtime.fleet import SILENT_S, Fleet
 from orchestrator.runtime.progress import Progress, window_steps
-from orchestrator.runtime.trouble import Loss, Trouble
+from orchestrator.runtime.trouble import SYMPTOMS, Loss, Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -153,9 +153,13 @@ class Watch:
         self._trouble = Trouble()
         self._aborting = False
 
-    def end(self, device_ids: Iterable[str], reason: str) -> None:
-        """End these workers; they are lost from now on."""
-        self._end(device_ids, reason)
+    def end_failed(self, events: Iterable[ClusterEvent]) -> bool:
+        """End whoever failed by itself: who knows what state it is in. Whether there was one."""
+        failures = [event for event in events if isinstance(event, WorkerFailed)]
+        own = [f for f in failures if not f.message.startswith(SYMPTOMS)]
+        for failure in own:
+            self._end([failure.device_id], f"it failed: {failure.message}")
+        return bool(own)
 
     def lose(self, losses: Iterable[Loss]) -> None:
         """Take note of workers that are gone already."""

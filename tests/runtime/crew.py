@@ -60,7 +60,7 @@ class FakeCrew:
         self._recruits: set[str] = set()
         self._running: tuple[str, ...] = ()
         self._end_step, self._holds, self._generation = 0, False, 0
-        self._joined = tuple(self.layers)
+        self._joined = self.device_ids
         self._acts: dict[int, Callable[[], None]] = {}
 
     def at(self, step: int, act: Callable[[], None]) -> None:
@@ -121,9 +121,9 @@ class FakeCrew:
 
     def kill(self, device_id: str) -> None:
         if device_id in self.layers:
-            self._told.append(self._die(device_id))
+            self._told.append(self.die(device_id))
 
-    def _die(self, device_id: str) -> Loss:
+    def die(self, device_id: str) -> Loss:
         """Without telling: whoever asks finds out."""
         del self.layers[device_id]
         loss = Loss(device_id, "its process was killed")
@@ -154,7 +154,7 @@ class FakeCrew:
 
     def install(self, order: Order) -> bool:
         if self.dies_in_install:
-            self._die(self.dies_in_install)
+            self.die(self.dies_in_install)
             self.dies_in_install = None
             return False
         assert self.is_joined, "workers that are not joined cannot take places together"
@@ -172,7 +172,7 @@ class FakeCrew:
         self, watch: Watch, step: int, holders: Mapping[int, tuple[str, ...]]
     ) -> tuple[CheckpointPart, ...] | None:
         if self.dies_in_save:
-            self._die(self.dies_in_save)
+            self.die(self.dies_in_save)
             self.dies_in_save = None
         if not {devices[0] for devices in holders.values()} <= self.layers.keys():
             watch.lose(self._gone)
@@ -185,6 +185,8 @@ class FakeCrew:
     def regroup(self, watch: Watch) -> Boundary | None:
         watch.lose(self._told)
         self._running, self._told = (), []
+        for device_id in watch.running & self.layers.keys():
+            self.failures[device_id] = WorkerFailed(device_id, self.next_step, "lost contact")
         watch.drain()
         if not self.layers:
             return None

@@ -54,12 +54,16 @@ failure: {{timeout_s: 1}}
 class Scene:
     """A backend over a fake crew, a step a look."""
 
-    def __init__(self, folder: Path, leaving_s: dict[str, float]) -> None:
+    def __init__(
+        self, folder: Path, leaving_s: dict[str, float], lost: tuple[str, ...] = ()
+    ) -> None:
         self.config = RunConfig.parse(TEXT.format(folder=folder))
         cluster = make_cluster(DEVICES)
         self.crew = FakeCrew(d.device_id for d in DEVICES)
         self.presence = FakePresence(DEVICES, cluster.offers)
         self.presence.leaving_s = leaving_s
+        for device_id in lost:
+            self.crew.die(device_id)
         self.store = CheckpointStore(self.config.run.run_url)
         self.clock = RunClock()
         self.backend = RayBackend(
@@ -315,6 +319,40 @@ def test_a_stop_while_nobody_is_left_is_heard_at_once_and_can_be_resumed(scene: 
     assert manifest.step == saved
     assert scene.backend.observe().next_step == saved
     assert len(looks) <= 4
+
+
+def test_a_device_lost_while_plans_are_tried_out_is_told_of_and_the_run_goes_on(
+    scene: Scene,
+) -> None:
+    assert len(scene.backend.measure(REPLICAS, 3)) == 6
+    scene.crew.next_step = 0
+    scene.crew.at(1, lambda: scene.crew.kill("b-0"))
+    assert scene.backend.measure(REPLICAS, 3) == ()
+    assert scene.backend.measure(CHAIN, 3) == ()  # b-0 is in this one, too
+    alone = make_plan(make_group(DEVICES[:1], (0, 4), (1, 1, 1, 1)))
+    assert len(scene.backend.measure(alone, 3)) == 3
+    first = scene.backend.observe()
+    assert kinds(first) == [DeviceLost]
+    assert [device.device_id for device in first.devices] == ["a-0"]
+    assert first.next_step == 0
+    seen = scene.run(make_plan(*alone.groups, generation=3))
+    while not seen.reports:
+        seen = scene.backend.observe()
+    assert seen.reports[0].step == 0
+
+
+def test_whoever_was_lost_before_the_first_step_is_told_and_gets_another_worker(
+    tmp_path: Path,
+) -> None:
+    scene = Scene(tmp_path, {}, lost=("b-0",))
+    (lost,) = scene.first.events
+    assert isinstance(lost, DeviceLost)
+    assert lost.device_id == "b-0"
+    assert [device.device_id for device in scene.first.devices] == ["a-0"]
+    seen = scene.run(make_plan(make_group(DEVICES[:1], (0, 4), (1, 1, 1, 1))))
+    while DeviceJoined not in kinds(seen):
+        seen = scene.backend.observe()
+    assert {device.device_id for device in seen.devices} == {"a-0", "b-0"}
 
 
 def test_devices_that_die_again_and_again_come_back_at_once_where_nobody_else_is_left(

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from orchestrator.core.slot import WorkerFailed
-from orchestrator.errors import LostWorkerError, UserCodeError
+from orchestrator.errors import UserCodeError
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.fleet import Fleet
 from orchestrator.runtime.session import ray_session
@@ -94,21 +94,24 @@ def fleet() -> Iterator[Fleet]:
 
 def test_workers_work_at_the_same_time(fleet: Fleet) -> None:
     started_s = time.monotonic()
-    answers = fleet.call("nap", str, timeout_s=30.0, each=dict.fromkeys(NAMES, (1.0,)))
+    answers, losses = fleet.ask("nap", str, timeout_s=30.0, each=dict.fromkeys(NAMES, (1.0,)))
+    assert losses == ()
     assert answers == {name: name for name in NAMES}
     assert time.monotonic() - started_s < 2.0  # one after another: 3 s
 
 
 def test_of_many_errors_the_users_own_is_raised(fleet: Fleet) -> None:
     with pytest.raises(UserCodeError, match="no") as raised:
-        fleet.call("fail", str, "b-0", timeout_s=30.0)
+        fleet.ask("fail", str, "b-0", timeout_s=30.0)
     assert raised.value.user_traceback == "Traceback of the user"
 
 
-def test_whoever_does_not_answer_is_named(fleet: Fleet) -> None:
+def test_whoever_does_not_answer_is_ended_and_named(fleet: Fleet) -> None:
     each = {"a-0": (0.0,), "b-0": (5.0,), "c-0": (0.0,)}
-    with pytest.raises(LostWorkerError, match="device b-0 did not answer 'nap' within 1 s"):
-        fleet.call("nap", str, timeout_s=1.0, each=each)
+    answers, (loss,) = fleet.ask("nap", str, timeout_s=1.0, each=each)
+    assert answers.keys() == {"a-0", "c-0"}
+    assert loss.device_id == "b-0"
+    assert "device b-0 did not answer 'nap' within 1 s" in loss.reason
 
 
 def test_news_come_with_their_device(fleet: Fleet) -> None:
@@ -168,7 +171,8 @@ def test_a_lost_device_gets_a_new_worker_that_ranks_last(fleet: Fleet) -> None:
     assert muster(fleet) == (("a-0",), ())
     assert fleet.device_ids == ("b-0", "c-0", "a-0")
     assert (fleet.losses, fleet.recruited) == ((), frozenset())
-    assert fleet.call("nap", str, 0.0, timeout_s=60.0, device_ids=["a-0"]) == {"a-0": "a-0"}
+    answers, _ = fleet.ask("nap", str, 0.0, timeout_s=60.0, device_ids=["a-0"])
+    assert answers == {"a-0": "a-0"}
 
 
 def test_a_new_worker_that_cannot_load_or_is_too_slow_is_no_member(fleet: Fleet) -> None:

@@ -67,6 +67,16 @@ def test_a_plan_is_run_once_and_its_first_steps_are_not_counted() -> None:
     assert rows[0].cost_per_hour_usd == pytest.approx(7200.0)
 
 
+def test_a_plan_that_cannot_run_any_more_is_left_out() -> None:
+    def run(plan: Plan, num_steps: int) -> list[StepReport]:
+        lost = "b-0" in plan.device_ids
+        return [] if lost else [StepReport(0, 0, "a-0", 0, 6, 0.0, 0.0, 1.0, 0.0)]
+
+    problem = make_problem(make_cluster((A, B)), penalty_weight=1.0)
+    rows = measure(entries(problem, ("cheapest",), propose), run, num_steps=3, per_hour=1.0)
+    assert [(row.strategy, row.plan) for row in rows] == [("cheapest", ALONE), ("joint", ALONE)]
+
+
 def test_plans_that_differ_get_generations_of_their_own() -> None:
     seen: list[int] = []
 

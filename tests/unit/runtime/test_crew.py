@@ -1,16 +1,21 @@
 """Where workers that are left after a fault go on from, and who is joined with whom."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from benchmarks.builders import make_profile
 from orchestrator.config import RunConfig
 from orchestrator.core.durable import CheckpointPart
+from orchestrator.core.model import ModelProfile
+from orchestrator.errors import LostWorkerError
 from orchestrator.runtime import crew
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.crew import Crew, last_applied
+from orchestrator.runtime.setup import _profiles
+from orchestrator.runtime.trouble import Loss
 from workers.update import Verdict
 from workers.worker import Standing, TaskInfo
 
@@ -53,32 +58,44 @@ class Roster:
     ) -> None:
         self.device_ids = tuple(place.device_id for place in places)
         self.saved: dict[str, tuple[object, ...]] = {}
+        self.dies_in: dict[str, str] = {}
+        self.losses: tuple[Loss, ...] = ()
 
     def greet(self, timeout_s: float) -> dict[str, object]:
         return {}
-
-    def call(self, method: str, answer: type, **options: object) -> dict[str, TaskInfo]:
-        return dict.fromkeys(self.device_ids, TaskInfo(8))
 
     def ask(
         self,
         method: str,
         answer: type,
-        step: int,
-        *,
-        each: Mapping[str, tuple[object, ...]],
+        *arguments: object,
+        each: Mapping[str, tuple[object, ...]] | None = None,
+        device_ids: Iterable[str] | None = None,
         **_: object,
-    ) -> tuple[dict[str, CheckpointPart], tuple[()]]:
-        self.saved |= each
-        return dict.fromkeys(each, CheckpointPart(step, 1, ())), ()
+    ) -> tuple[dict[str, object], tuple[Loss, ...]]:
+        asked = tuple(each or device_ids or self.device_ids)
+        if self.dies_in.get(method) in asked:
+            loss = Loss(self.dies_in.pop(method), "its process was killed")
+            self.device_ids = tuple(d for d in self.device_ids if d != loss.device_id)
+            self.losses += (loss,)
+            # The others of a collective only see it vanish.
+            alone = method != "connect"
+            return {d: TaskInfo(8) for d in self.device_ids if alone and d in asked}, (loss,)
+        if method == "save":
+            self.saved |= each or {}
+        found = {"load": TaskInfo(8), "save": CheckpointPart(0, 1, ()), "profile": tiny_profile()}
+        return {d: found.get(method) for d in asked}, ()
 
     def enlist(self, place: Place, *arguments: object) -> None:
         kept = tuple(d for d in self.device_ids if d != place.device_id)
         self.device_ids = (*kept, place.device_id)
 
 
-@pytest.fixture
-def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Crew:
+def tiny_profile() -> ModelProfile:
+    return make_profile({"cpu": [1.0]})
+
+
+def crew_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Crew:
     monkeypatch.setattr(crew, "Fleet", Roster)
     config = RunConfig.parse(f"""
 run: {{name: tiny, storage_path: {tmp_path}}}
@@ -90,8 +107,14 @@ cluster:
 budget: {{average_per_hour_usd: 10}}
 """)
     places = [Place("a-0"), Place("b-0")]
-    found = Crew(config, places, str(tmp_path), host="127.0.0.1", actors=None)
+    return Crew(config, places, str(tmp_path), host="127.0.0.1", actors=None)
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Crew:
+    found = crew_of(tmp_path, monkeypatch)
     found.get_ready()
+    found.join()
     return found
 
 
@@ -101,6 +124,36 @@ def test_a_new_worker_in_the_place_of_the_last_one_is_not_joined(two: Crew) -> N
     two.enlist(Place("b-0"))
     assert two.fleet.device_ids == ("a-0", "b-0")
     assert not two.is_joined
+
+
+@pytest.mark.parametrize("phase", ["load", "connect"])
+def test_whoever_is_lost_before_the_first_step_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    found = crew_of(tmp_path, monkeypatch)
+    cast("Roster", found.fleet).dies_in = {phase: "a-0"}
+    assert found.get_ready() == 8
+    found.join()
+    assert found.is_joined
+    assert found.fleet.device_ids == ("b-0",)
+
+
+def test_where_nobody_is_left_before_the_first_step_every_device_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = crew_of(tmp_path, monkeypatch)
+    cast("Roster", found.fleet).dies_in = {"load": "a-0", "connect": "b-0"}
+    found.get_ready()
+    with pytest.raises(LostWorkerError, match=r"device a-0: its process.*; device b-0: its"):
+        found.join()
+
+
+def test_a_device_lost_while_it_measures_is_replaced_by_another_of_its_kind(two: Crew) -> None:
+    cast("Roster", two.fleet).dies_in = {"profile": "a-0"}
+    assert _profiles(two, {"a-0": "t4", "b-0": "t4"}).keys() == {"t4"}
+    cast("Roster", two.fleet).device_ids = ("a-0", "b-0")
+    cast("Roster", two.fleet).dies_in = {"profile": "a-0"}
+    assert _profiles(two, {"a-0": "t4", "b-0": "v100-16"}).keys() == {"v100-16"}
 
 
 class Deaf:

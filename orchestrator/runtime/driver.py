@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.config import RunConfig
@@ -271,18 +271,26 @@ def _count_death(config: RunConfig, error: "_HeadDiedError") -> None:
     state = store.load_state()
     if state is None or 0 <= most <= state.num_failures:
         raise error.told from None
-    logger.warning("the head process was killed; another one goes on in its place")
+    logger.warning("%s; another one goes on in its place", error.how)
     store.save_state(replace(state, num_failures=state.num_failures + 1))
 
 
 class _HeadDiedError(Exception):
     """The head's process is gone, and its workers with it."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, error: RayActorError) -> None:
+        super().__init__(error)
+        logger.info("Ray says of the head: %s", error)
+        if error.actor_init_failed:
+            how = f"did not start: {str(error).strip().splitlines()[-1]}"
+        elif isinstance(error, ActorUnavailableError):
+            how = "could not be reached any more and was ended"
+        else:
+            how = "was killed"
+        self.how = f"the head process {how}"
         self.told = OrchestratorError(
-            "the head process was killed; workers ended with it, and the same command resumes "
-            "from the newest checkpoint"
+            f"{self.how}; workers ended with it, and the same command resumes from the newest "
+            "checkpoint"
         )
 
 
@@ -317,9 +325,9 @@ def _follow(head: Any, running: Any, view: View | None, signals: "StopSignals") 
             asked = asked or head.status.remote(cursor)
             ready, _ = ray.wait([running, asked], timeout=NEWS_S)
             if asked in ready:
-                cursor, asked = tell(ray.get(asked), view), None
+                cursor, asked = _tell_answer(asked, cursor, view), None
             if running in ready:
-                tell(ray.get(head.status.remote(cursor)), view)
+                _tell_answer(head.status.remote(cursor), cursor, view)
                 outcome: Outcome = ray.get(running)
                 return outcome
             ray.wait([running], timeout=NEWS_S)
@@ -330,10 +338,23 @@ def _follow(head: Any, running: Any, view: View | None, signals: "StopSignals") 
             f"lyray failed: {type(error.cause).__name__}: {error.cause}; please report this "
             "with the log in the run's folder"
         ) from error
-    except RayActorError:
-        raise _HeadDiedError from None
+    except RayActorError as error:
+        raise _HeadDiedError(error) from None
     reason = f"{signals.reason}, then at once by {signals.seen[1]}"
     return Outcome("stopped", reason, resumable=True)
+
+
+def _tell_answer(asked: Any, cursor: Cursor, view: View | None) -> Cursor:
+    """Pass on what the head answers, if it does; where to ask from next.
+
+    Whether the head lives is judged by its run alone: one that ended has ended as it says, even
+    where the process was gone before the last question.
+    """
+    try:
+        return tell(ray.get(asked), view)
+    except RayActorError as error:
+        logger.info("the head did not answer: %s", error)
+        return cursor
 
 
 def tell(news: HeadNews, view: View | None) -> Cursor:

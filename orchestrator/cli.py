@@ -1,18 +1,17 @@
-"""The command lyray: checks files, plans, simulates, trains, reports. What prints, prints here."""
+"""The command lyray: checks files, plans, simulates, trains, reports."""
 
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from orchestrator import storage
-from orchestrator.errors import ConfigError, OrchestratorError, UserCodeError, as_told
+from orchestrator.ending import ending, run_to_its_end, tell
+from orchestrator.errors import ConfigError
 
 if TYPE_CHECKING:
     from orchestrator.config import RunConfig
@@ -38,27 +37,33 @@ Html = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Write a page of its own to FILE.")
 ]
 
-_ENDED_BY_TYPER = {
-    2: (ConfigError.status, "the arguments are wrong, see the message on stderr"),
-    130: ("stopped", "interrupted before anything was started"),
-}
-
 
 def main() -> NoReturn:
     """Run the command line and end the process with the exit code of what happened."""
     sys.path.insert(0, str(Path.cwd()))  # the user's task lies in the working directory
-    _told.clear()
-    try:
-        with _ending(None):
-            app(prog_name="lyray", standalone_mode=True)
-    except SystemExit as end:
-        if end.code in _ENDED_BY_TYPER and not _told:
-            _tell(*_ENDED_BY_TYPER[end.code], None)
-        raise
-    except BrokenPipeError:  # the reader of our output has gone; there is nobody to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    sys.exit(0)
+    run_to_its_end(lambda: app(prog_name="lyray", standalone_mode=True))
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"lyray {version('lyray')}")
+        raise typer.Exit
+
+
+@app.callback()
+def lyray(
+    *,
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Show the version of lyray and exit.",
+        ),
+    ] = False,
+) -> None:
+    """What may stand before the commands."""
 
 
 @app.command()
@@ -93,7 +98,7 @@ def plan(config: Config, overrides: Set = None, as_json: AsJson = False, html: H
     Example: lyray plan run.yaml --html plan.html
     """
     loaded = _load(config, overrides)
-    with _ending(loaded.run.run_url):
+    with ending(loaded.run.run_url):
         _plan(loaded, as_json=as_json, html=html)
 
 
@@ -119,7 +124,7 @@ def simulate(  # noqa: PLR0913 - one option each
     from orchestrator.whatif.rehearsal import Comparison
 
     loaded = _load(config, overrides)
-    with _ending(loaded.run.run_url):
+    with ending(loaded.run.run_url):
         asked = Comparison(loaded, days, _strategies(compare), scenario)
         _simulate(loaded, asked, as_json=as_json, html=html)
 
@@ -141,7 +146,7 @@ def run(
     Example: lyray run run.yaml --set training.steps=500
     """
     loaded = _load(config, overrides)
-    with _ending(loaded.run.run_url):
+    with ending(loaded.run.run_url):
         _run(loaded, resume, _strategies(compare), chaos)
 
 
@@ -336,7 +341,7 @@ def _run(config: "RunConfig", resume: str, compare: tuple[str, ...], chaos: str 
         outcome = run_job(with_chaos(config, chaos), resume=resume, view=view, comparing=comparing)
     finally:
         view.close()
-    _tell(outcome.status, outcome.reason, config.run.run_url)
+    tell(outcome.status, outcome.reason, config.run.run_url)
     sys.exit(exit_code(outcome))
 
 
@@ -365,36 +370,3 @@ def _view(config: "RunConfig") -> "View":
         num_steps=config.training.steps,
         budget_per_hour_usd=config.budget.average_per_hour_usd,
     )
-
-
-_told: list[str] = []
-"""The status lines written so far: a process ends with exactly one."""
-
-
-def _tell(status: str, reason: str, run_dir: str | None) -> None:
-    """Write the last line on stdout: what a script reads."""
-    line = json.dumps({"status": status, "reason": reason, "run_dir": run_dir})
-    _told.append(line)
-    print(line, flush=True)
-
-
-@contextmanager
-def _ending(run_dir: str | None) -> Iterator[None]:
-    """Turn an error that a user can meet into its message, its status line and its exit code."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        _tell("stopped", "interrupted", run_dir)
-        sys.exit(130)
-    except BrokenPipeError:
-        raise
-    except Exception as error:  # the shell: no trace of ours on the screen
-        _give_up(as_told(error), run_dir)
-
-
-def _give_up(error: OrchestratorError, run_dir: str | None) -> NoReturn:
-    if isinstance(error, UserCodeError) and error.user_traceback:
-        print(error.user_traceback.rstrip(), file=sys.stderr)
-    print(f"lyray: {error}", file=sys.stderr, flush=True)
-    _tell(error.status, str(error), run_dir)
-    sys.exit(error.exit_code)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,13 @@ def test_a_good_file_is_fine(
     assert lyray(monkeypatch, "validate", "run.yaml") == 0
     out = capsys.readouterr().out
     assert out == "run.yaml: fine. tiny: 20 steps of 8 samples on 3 devices, $4.00/h on average\n"
+
+
+def test_the_version_is_that_of_the_installed_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lyray(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"lyray {version('lyray')}\n"
 
 
 @pytest.mark.parametrize(

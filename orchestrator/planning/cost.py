@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Group, Stage
 from orchestrator.core.slot import IDLE_ESTIMATE, PlanningProblem, StepEstimate
-from orchestrator.planning.cutting import CuttingTables
+from orchestrator.planning.cutting import Cuts, CuttingTables
 from orchestrator.planning.groups import GroupFigures, GroupModel
 from orchestrator.planning.identity import ByIdentity
 from orchestrator.planning.sums import Alike, GradientSums
@@ -32,7 +32,7 @@ class CostModel(GroupModel):
     def __init__(self, problem: PlanningProblem) -> None:
         super().__init__(problem)
         self.standing_usd_per_s = problem.cluster.standing_usd_per_s
-        self.cuts: dict[tuple[object, ...], tuple[Any, ...]] = {}  # of partition
+        self.cuts: dict[tuple[object, ...], tuple[Cuts, ...]] = {}  # of partition
         self.busiest: dict[tuple[object, ...], tuple[float, bool]] = {}  # as well
         self.cutting = CuttingTables(self)
         self.exact_ends_s: dict[tuple[object, ...], tuple[float, ...]] = {}  # of event

@@ -14,8 +14,9 @@ from orchestrator.core.model import microbatch_sizes
 from orchestrator.core.plan import Stage
 from orchestrator.planning.bisection import bracket
 from orchestrator.planning.cost import CostModel
+from orchestrator.planning.cutting import Cuts
 from orchestrator.planning.groups import MOST_INFLIGHT_RATIO, GroupCurve
-from orchestrator.planning.partition import Cuts, busiest_s, cut_options
+from orchestrator.planning.partition import busiest_s, cut_options
 
 SPAN = 1.25
 """Ends of a step, up to this times the least one, that the same options of a chain serve."""

@@ -38,6 +38,14 @@ class Border(NamedTuple):
     egress_usd: FloatArray
 
 
+class Cuts(NamedTuple):
+    """One way to cut a chain, and bounds of its pipeline."""
+
+    borders: tuple[int, ...]  # 0 and L included
+    busiest_s: float  # the least that its period can be
+    fill_drain_s: float
+
+
 class CuttingTables:
     """The arrays; teams and links that are alike share them.
 

@@ -7,7 +7,6 @@ longest stage, C cuts, F figures.
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Stage
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.cutting import Border, FloatArray, Prefix
+from orchestrator.planning.cutting import Border, Cuts, FloatArray, Prefix
 
 IntArray = NDArray[np.int64]
 
@@ -25,14 +24,6 @@ THETAS = (1.0, 1.03, 1.08, 1.15, 1.3, 1.6, inf)
 SHORTER_RATIO = 0.01
 """By so much the longest stage must be shorter for cuts that let fewer microbatches be in flight
 than plain 1F1B has."""
-
-
-class Cuts(NamedTuple):
-    """One way to cut a chain, and bounds of its pipeline."""
-
-    borders: tuple[int, ...]  # 0 and L included
-    busiest_s: float  # the least that its period can be
-    fill_drain_s: float
 
 
 def partition(

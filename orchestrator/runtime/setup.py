@@ -42,7 +42,7 @@ class _Found:
     numbering: Numbering
 
 
-def find_devices(config: RunConfig, next_step: int = 0, actors: Any = ray) -> _Found:
+def _find_devices(config: RunConfig, next_step: int = 0, actors: Any = ray) -> _Found:
     """Look for devices; of an emulated cluster's, those that events leave at ``next_step``.
 
     ``actors``: Ray, or what offers as much of it.
@@ -106,7 +106,7 @@ def set_up(
         OrchestratorError: Whatever keeps the run from starting; started workers stay for the
             caller's ``Fleet.close``, or die with this process.
     """
-    found = find_devices(config, next_step, actors)
+    found = _find_devices(config, next_step, actors)
     emulated = config.cluster.source == "emulated"
     say(f"starting {len(found.places)} workers, which load the task")
     crew = Crew(

@@ -116,7 +116,9 @@ def fill(ladders: Sequence[Ladder], num_samples: int) -> tuple[list[int], int, i
     """Units of every set that end the slowest group soonest.
 
     Units go one by one to the set where they end first, to all of its groups at once; all but
-    the last few are placed together, below the level of the continuous solution.
+    the last few are placed together, below the level of the continuous solution. For a set of one
+    group each that is ``water_fill``, which takes arrays: there a thousand unlike groups take a
+    sixth of the time; here the few sets of a search do, with a third of it.
 
     Returns:
         Units of a group of each set, the set served last, and by how many samples that is more

@@ -9,6 +9,7 @@ from orchestrator.planning.waterfill import (
     Ladder,
     as_microbatches,
     deal_samples,
+    fill,
     level_s,
     water_fill,
 )
@@ -141,6 +142,20 @@ def test_sets_of_alike_groups_end_with_the_slowest_of_their_groups(sets, surplus
     found = level_s(ladders, batch, within_s, tolerance=1e-12)
     assert found is not None
     assert found[1] == pytest.approx(last_s, rel=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    groups=st.lists(st.tuples(times, times, st.integers(1, 6)), min_size=1, max_size=6),
+    surplus=st.integers(0, 30),
+)
+def test_sets_of_one_group_are_filled_as_single_groups_are(groups, surplus):
+    alpha, tau, cap = (list(column) for column in zip(*groups, strict=True))
+    batch = min(len(groups) + surplus, sum(cap))
+    filled = fill([Ladder(1, 1, a, t, most) for a, t, most in groups], batch)
+    assert filled is not None
+    units, _, too_many = filled
+    assert (units, too_many) == (water_fill(alpha, tau, batch, cap).tolist(), 0)
 
 
 def test_no_level_holds_more_than_the_caps_allow():

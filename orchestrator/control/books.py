@@ -13,7 +13,7 @@ from orchestrator.control.scribe import Scribe
 from orchestrator.control.traffic import Traffic, move_traffic, step_traffic
 from orchestrator.control.treasury import Treasury
 from orchestrator.core.cluster import ClusterState
-from orchestrator.core.durable import ControlState
+from orchestrator.core.durable import ControlState, LedgerEntry
 from orchestrator.core.model import ModelProfile, TrainingOptions
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import (
@@ -26,13 +26,15 @@ from orchestrator.core.slot import (
     RunEvent,
     RunEventKind,
     SlotJournal,
+    Usage,
     WorkerFailed,
 )
 from orchestrator.planning.blocks import with_surcharges
 from orchestrator.planning.guards import LedgerView
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import BudgetOptions
-from orchestrator.telemetry.estimator import Estimator
+from orchestrator.telemetry.estimator import Estimator, Straggler
+from orchestrator.telemetry.prices import PriceDoubt
 
 logger = logging.getLogger(__name__)
 
@@ -140,56 +142,31 @@ class Books:
 
     def settle(self, observation: Observation, running: Decision) -> tuple[Settled, SlotJournal]:
         """Estimate, bill, commit and weigh what an observation brought."""
-        since, stragglers = self.estimator.cluster, self.estimator.stragglers
-        doubts, moved = self.estimator.doubts, move_traffic(self._moves, since)
+        estimator, since = self.estimator, self.estimator.cluster
+        stragglers, doubts = estimator.stragglers, estimator.doubts
         first_events = self._begin(observation) if self._first_look else ()
-        now = self.estimator.update(observation, running.predicted, running.plan)
+        now = estimator.update(observation, running.predicted, running.plan)
         self.leaving = observation.leaving
-        samples_before = self.leases.samples_committed
-        undone = [e for e in observation.events if isinstance(e, Recovered) and e.num_undone]
-        reached = max([observation.next_step, *(e.next_step + e.num_undone for e in undone)])
-        steps = self.leases.commit(observation.reports, applied_before=reached)
-        if undone:
-            self.leases.restart_at(observation.next_step)
-        assert self.leases.next_step == observation.next_step, (
-            f"the backend is at step {observation.next_step}, but its reports commit only up to "
-            f"step {self.leases.next_step}"
-        )
-        entries = self.ledger.close(
-            observation.usage,
-            since,
-            now,
-            traffic=[*moved, *self._traffic(steps)],
-            doubtful_pools=self.estimator.doubtful_pools,
-        )
-        self._moves = ()
+        committed = self.leases.samples_committed
+        steps, undone_from = self._commit(observation)
+        entries = self._bill(observation.usage, steps, since)
         bill_usd = fsum(entry.usd + entry.egress_usd for entry in entries)
-        samples = self.leases.samples_committed - samples_before  # less those that are undone
         self.treasury.charge(
             bill_usd,
             since,
             now,
             running.predicted,
-            samples=samples,
+            samples=self.leases.samples_committed - committed,  # less those that are undone
             working_s=fsum(step.step_s for step in steps),
         )
         self.num_skipped += sum(step.skipped for step in steps)
-        scribe = self.scribe
-        doubted = scribe.doubts(doubts, self.estimator.doubts, self.clock)
-        for event in doubted:
-            logger.warning("slot %s: price: %s", self.slot, event.detail)
-        events = [
+        events = (
             *first_events,
             *self.checkpointed(observation.checkpoint_step),
-            *scribe.skipped(steps),
-            *scribe.cluster_events(observation.events),
-            *scribe.prices(since, now, self.clock),
-            *doubted,
-            *scribe.stragglers(
-                stragglers, self.estimator.stragglers, self.estimator.tried_again, now
-            ),
-            *self._warnings(now),
-        ]
+            *self.scribe.skipped(steps),
+            *self.scribe.cluster_events(observation.events),
+            *self._found_since(since, stragglers, doubts),
+        )
         settled = Settled(
             plan=running.plan,
             predicted=running.predicted,
@@ -200,19 +177,52 @@ class Books:
             reports=observation.reports,
             lost=tuple(e.device_id for e in observation.events if isinstance(e, DeviceLost)),
         )
-        return settled, SlotJournal(
-            observation.reports,
-            steps,
-            entries,
-            tuple(events),
-            undone_from=observation.next_step if undone else None,
-        )
+        return settled, SlotJournal(observation.reports, steps, entries, events, undone_from)
 
-    def _warnings(self, now: ClusterState) -> list[RunEvent]:
-        found = self.alarms.look(now, self.ledger.spent_usd, self.leases.samples_committed)
-        for kind, text in found:
+    def _commit(self, observation: Observation) -> tuple[tuple[CommittedStep, ...], int | None]:
+        """Steps that all their devices have done; the first of those that are undone, if any."""
+        undone = [e for e in observation.events if isinstance(e, Recovered) and e.num_undone]
+        reached = max([observation.next_step, *(e.next_step + e.num_undone for e in undone)])
+        steps = self.leases.commit(observation.reports, applied_before=reached)
+        if undone:
+            self.leases.restart_at(observation.next_step)
+        assert self.leases.next_step == observation.next_step, (
+            f"the backend is at step {observation.next_step}, but its reports commit only up to "
+            f"step {self.leases.next_step}"
+        )
+        return steps, observation.next_step if undone else None
+
+    def _bill(
+        self, usage: Sequence[Usage], steps: Sequence[CommittedStep], since: ClusterState
+    ) -> tuple[LedgerEntry, ...]:
+        """Charge devices held since, and what steps and the last change of plan sent."""
+        entries = self.ledger.close(
+            usage,
+            since,
+            self.estimator.cluster,
+            traffic=[*move_traffic(self._moves, since), *self._traffic(steps)],
+            doubtful_pools=self.estimator.doubtful_pools,
+        )
+        self._moves = ()
+        return entries
+
+    def _found_since(
+        self, since: ClusterState, stragglers: Sequence[Straggler], doubts: Sequence[PriceDoubt]
+    ) -> list[RunEvent]:
+        """What the estimator found of prices and speeds, and what the alarms make of it."""
+        scribe, found, now = self.scribe, self.estimator, self.estimator.cluster
+        doubted = scribe.doubts(doubts, found.doubts, self.clock)
+        for event in doubted:
+            logger.warning("slot %s: price: %s", self.slot, event.detail)
+        alarms = self.alarms.look(now, self.ledger.spent_usd, self.leases.samples_committed)
+        for kind, text in alarms:
             logger.warning("slot %s: %s: %s", self.slot, kind, text)
-        return [self.scribe.note(kind, text) for kind, text in found]
+        return [
+            *scribe.prices(since, now, self.clock),
+            *doubted,
+            *scribe.stragglers(stragglers, found.stragglers, found.tried_again, now),
+            *(scribe.note(kind, text) for kind, text in alarms),
+        ]
 
     def survives(self, events: Sequence[ClusterEvent], in_use: Collection[str]) -> bool:
         """Count losses of devices in use; whether the budgets still cover them.

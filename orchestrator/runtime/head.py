@@ -175,6 +175,7 @@ class Head:
         # The driver imports this module, too; here CVXPY is loaded before a slot waits for it.
         from orchestrator.planning.program import SlotProgram  # noqa: PLC0415 - as above
 
+        assignment = SlotAssignment(self._config.control.plan_deadline_s, compiled=SlotProgram)
         state, manifest = self._store.load_state(), self._checkpoints.latest()
         self._store.rewind_steps(manifest.step if manifest else 0)
         next_step = state.next_step if state else 0
@@ -196,6 +197,22 @@ class Head:
         if comparing is not None:
             self._compare(comparing, rig, backend)
         exporter = self._export(rig)
+        try:
+            self._loop = self._make_loop(rig, backend, assignment, exporter, state)
+            self._say("planning")
+            return self._tick(self._loop)
+        finally:
+            exporter.close()
+
+    def _make_loop(
+        self,
+        rig: Rig,
+        backend: RayBackend,
+        assignment: SlotAssignment,
+        exporter: Exporter,
+        state: ControlState | None,
+    ) -> ControlLoop:
+        """The loop, with the files and metrics that it fills."""
 
         def book(journal: SlotJournal) -> None:
             self._write_steps()
@@ -205,10 +222,10 @@ class Head:
             self._events.extend(journal.events)
             exporter.journal(journal)
 
-        self._loop = loop = ControlLoop(
+        return ControlLoop(
             backend=backend,
             strategy=make_strategy(self._config.control.strategy),
-            assignment=SlotAssignment(self._config.control.plan_deadline_s, compiled=SlotProgram),
+            assignment=assignment,
             options=self._options(rig),
             cluster=rig.cluster,
             model=rig.model,
@@ -219,7 +236,9 @@ class Head:
             stopwatch=time.monotonic,
             cpu_clock=time.process_time,
         )
-        self._say("planning")
+
+    def _tick(self, loop: ControlLoop) -> Outcome:
+        """Slot by slot, until the run has ended or is asked to stop."""
         gc.freeze()  # else every collection of a search walks all that torch, Ray and CVXPY hold
         started_cpu_s = time.process_time()
         try:
@@ -228,7 +247,6 @@ class Head:
             if loop.outcome is None:
                 loop.end("stopped", str(self._stop_reason))
         finally:
-            exporter.close()
             cpu_s = time.process_time() - started_cpu_s
             logger.info("the head used %.1f CPU seconds in %s slots", cpu_s, len(self._slots))
         assert loop.outcome is not None, "an ended loop has an outcome"

@@ -194,7 +194,7 @@ def test_a_stopped_run_resumes_with_the_losses_of_an_unbroken_one(tmp_path: Path
 
     meta-pytorch/torchft#58: users must track where the loader goes on.
     """
-    run = config(tmp_path, steps=60)
+    run = config(tmp_path, steps=40)
     stop = once_at(12, lambda: os.kill(os.getpid(), signal.SIGTERM))
     stopped = run_job(run, view=Watcher(stop))
     assert (stopped.status, stopped.reason, stopped.resumable) == (
@@ -204,7 +204,7 @@ def test_a_stopped_run_resumes_with_the_losses_of_an_unbroken_one(tmp_path: Path
     )
     assert exit_code(stopped) == 143
     check_books(run, stopped)
-    assert 12 < len(read(run, "steps.jsonl")) < 60
+    assert 12 < len(read(run, "steps.jsonl")) < 40
     stopped_at = len(read(run, "steps.jsonl"))
     again = Watcher()
     finished = run_job(run, view=again)
@@ -214,7 +214,7 @@ def test_a_stopped_run_resumes_with_the_losses_of_an_unbroken_one(tmp_path: Path
     losses = [row["loss"] for row in read(run, "steps.jsonl")]
     assert losses == pytest.approx(losses_alone(run), rel=1e-5)
     assert run_job(run).status == "finished"
-    assert len(read(run, "steps.jsonl")) == 60
+    assert len(read(run, "steps.jsonl")) == 40
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_killed_worker_changes_neither_losses_nor_dollars(
 
     meta-pytorch/torchft#329: 948 s from the fault to full speed.
     """
-    text = TEXT.format(folder=tmp_path, task="tests.runtime.models:mlp", steps=100, events="")
+    text = TEXT.format(folder=tmp_path, task="tests.runtime.models:mlp", steps=60, events="")
     text = text.replace("a100-40, count: 1", f"a100-40, count: {num_fast}")
     run = RunConfig.parse(text, [f"control.strategy={strategy}"])
     pids: list[int] = []
@@ -246,7 +246,7 @@ def test_a_killed_worker_changes_neither_losses_nor_dollars(
     assert outcome.status == "finished"
     check_books(run, outcome)
     steps = read(run, "steps.jsonl")
-    assert [row["step"] for row in steps] == list(range(100))
+    assert [row["step"] for row in steps] == list(range(60))
     assert [row["loss"] for row in steps] == pytest.approx(losses_alone(run), rel=1e-5)
     result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
     assert result["recoveries"] == 1
@@ -263,7 +263,7 @@ def test_a_killed_worker_changes_neither_losses_nor_dollars(
 
 
 def test_a_lost_device_is_planned_without(tmp_path: Path) -> None:
-    run = config(tmp_path, steps=60, events="{at_step: 25, device: slow-0, lost: true}")
+    run = config(tmp_path, steps=45, events="{at_step: 25, device: slow-0, lost: true}")
     watcher = Watcher()
     outcome = run_job(run, view=watcher)
     assert outcome.status == "finished"
@@ -344,7 +344,7 @@ def test_a_device_under_notice_is_left_before_it_goes_and_one_that_joins_is_used
 
 def test_a_killed_head_is_replaced_and_the_ledger_has_no_gap(tmp_path: Path) -> None:
     """ray-project/kuberay#2153: training cannot survive the death of the head."""
-    run = config(tmp_path, steps=60)
+    run = config(tmp_path, steps=45)
     kill = once_at(23, lambda: os.kill(head_pid_of(run), signal.SIGKILL))
     watcher = Watcher(kill)
     outcome = run_job(run, view=watcher)
@@ -453,7 +453,7 @@ def test_a_broken_profile_ends_the_run_naming_the_file(tmp_path: Path) -> None:
 
 
 def test_a_device_that_slows_down_is_named_and_planned_around(tmp_path: Path) -> None:
-    run = config(tmp_path, steps=90, events="{at_step: 25, device: fast-0, speed_ratio: 0.2}")
+    run = config(tmp_path, steps=50, events="{at_step: 25, device: fast-0, speed_ratio: 0.2}")
     view = Watcher()
     outcome = run_job(run, view=view)
     assert outcome.status == "finished"

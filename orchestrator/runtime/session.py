@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator.errors import ConfigError
+from orchestrator.runtime.signals import handled
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def ray_session(num_devices: int) -> Iterator[None]:
         _silence_raylets()
         yield
     finally:
-        with _undisturbed():
+        with handled(signal.SIG_IGN):  # a second or two, and nothing is left
             ray.shutdown()
             if folder is not None:
                 _end_rest(folder)
@@ -77,21 +77,6 @@ def _end_rest(folder: str) -> None:
             targets = [file.readlink() for file in open_files.iterdir()]
             if pid != os.getpid() and any(target.is_relative_to(folder) for target in targets):
                 os.kill(pid, signal.SIGKILL)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Take things down to the end whatever signal comes: a second or two, and nothing is left."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    old = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def _embed(folder: str, num_devices: int) -> None:

@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 
@@ -22,19 +22,9 @@ class StopSignals:
         """Why the run stops, as one line."""
         return f"stopped by {self.seen[0]}"
 
-    @contextmanager
-    def caught(self) -> Iterator[None]:
+    def caught(self) -> AbstractContextManager[None]:
         """Catch both inside the block; other handlers are back at its end."""
-        if not _is_main_thread():
-            yield  # Python hands signals to the main thread only
-            return
-        old = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-        self.catch()
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
+        return handled(self._note)
 
     def catch(self) -> None:
         """Put the handler in place."""
@@ -56,6 +46,23 @@ class StopSignals:
 
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> Iterator[None]:
+    """Let it handle SIGINT and SIGTERM inside the block; other handlers are back at its end.
+
+    Only in the main thread: Python hands signals to no other.
+    """
+    if not _is_main_thread():
+        yield
+        return
+    old = {number: signal.signal(number, handler) for number in _STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, before in old.items():
+            signal.signal(number, before)
 
 
 def stay() -> None:

@@ -217,6 +217,7 @@ class Crew:
             CheckpointPart,
             step,
             timeout_s=self._timeouts.checkpoint_s,
+            patience_s=self._timeouts.checkpoint_s,  # whoever writes waits for nobody
             device_ids=layers,
             each={device_id: (tuple(mine),) for device_id, mine in layers.items()},
         )

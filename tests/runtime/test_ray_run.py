@@ -390,6 +390,8 @@ def test_a_storage_that_fails_is_named_and_no_step_before_a_checkpoint_is_lost(
         run_job(run, view=Watcher(spoil))
     ledger.rmdir()
     assert run_job(run).status == "finished"
+    # The next life bills what was held in the slot that nobody could write down.
+    assert max(row["to_s"] for row in read(run, "ledger.jsonl")) > 5 * 60
     assert [row["step"] for row in read(run, "steps.jsonl")] == list(range(30))
 
 

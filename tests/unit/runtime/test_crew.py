@@ -71,8 +71,10 @@ class Roster:
         *arguments: object,
         each: Mapping[str, tuple[object, ...]] | None = None,
         device_ids: Iterable[str] | None = None,
-        **_: object,
+        timeout_s: float,
+        patience_s: float,
     ) -> tuple[dict[str, object], tuple[Loss, ...]]:
+        assert patience_s == timeout_s or method == "connect", "these wait for nobody"
         asked = tuple(each or device_ids or self.device_ids)
         if self.dies_in.get(method) in asked:
             loss = Loss(self.dies_in.pop(method), "its process was killed")

@@ -103,7 +103,7 @@ def _of_money(store: RunStore) -> Iterator[str]:
         if not any(isclose(line["price_per_hour"], price) for price in known):
             yield f"money: {line} is not at a price in force: {sorted(known)}"
     total = fsum(line["usd"] + line["egress_usd"] for line in lines)
-    state, result = store.load_state(), store.read_result() or {}
+    state, result = store.load_state(billing_speedup=1.0), store.read_result() or {}  # its dollars
     for name, spent in (
         ("result.json", result.get("spent_usd", inf)),
         ("control.json", state.spent_usd if state else inf),

@@ -13,6 +13,7 @@ from orchestrator.core.durable import (
     CHECKPOINTS,
     CheckpointManifest,
     ControlState,
+    Hold,
     LedgerEntry,
     checkpoint_name,
 )
@@ -42,11 +43,14 @@ class RunStore:
         """Replace the control state; what it says happened must already be in the ledger."""
         storage.write_json(self.url(STATE_FILE), state)
 
-    def load_state(self) -> ControlState | None:
+    def load_state(self, billing_speedup: float) -> ControlState | None:
         """The state to go on from, None when the run never got that far.
 
         Ledger lines written after the state was saved are dollars all the same: they are
-        added to what was spent and to the backlog.
+        added to what was spent and to the backlog, and what they paid for is not charged again.
+
+        Args:
+            billing_speedup: Billed seconds of one of the run's.
 
         Raises:
             ConfigError: If a file is damaged, or the ledger is shorter than the state says.
@@ -61,12 +65,14 @@ class RunStore:
                 f"{self.url('ledger.jsonl')} has {len(entries)} lines, but the run had written "
                 f"{state.num_ledger_entries}; put the file back before resuming"
             )
-        late_usd = math.fsum(e.usd + e.egress_usd for e in entries[state.num_ledger_entries :])
+        late = entries[state.num_ledger_entries :]
+        late_usd = math.fsum(e.usd + e.egress_usd for e in late)
         return replace(
             state,
             num_ledger_entries=len(entries),
             spent_usd=state.spent_usd + late_usd,
             backlog_usd=state.backlog_usd + late_usd,
+            holds=_paid(state, late, billing_speedup),
         )
 
     def write_journal(self, journal: SlotJournal) -> None:
@@ -123,6 +129,19 @@ class RunStore:
     def _append(self, name: RecordName, rows: Iterable[object]) -> None:
         texts = [json.dumps(storage.to_json(row), allow_nan=False) for row in rows]
         lines.append_lines(self.url(f"{name}.jsonl"), texts)
+
+
+def _paid(
+    state: ControlState, late: Iterable[LedgerEntry], billing_speedup: float
+) -> tuple[Hold, ...]:
+    """Up to when each device is paid once these lines, which the state does not know, count."""
+    holds = {hold.device_id: hold for hold in state.holds}
+    for entry in late:
+        if entry.cause != "egress":
+            known = holds.get(entry.device, Hold(entry.device, state.time_s, state.time_s))
+            paid_s = max(known.paid_until_s, entry.to_s / billing_speedup)
+            holds[entry.device] = replace(known, paid_until_s=paid_s)
+    return tuple(holds[device_id] for device_id in sorted(holds))
 
 
 class CheckpointStore:

@@ -268,7 +268,7 @@ def _count_death(config: RunConfig, error: "_HeadDiedError") -> None:
         OrchestratorError: If the budget of failures is used up, or nothing ran yet.
     """
     store, most = RunStore(config.run.run_url), config.failure.max_failures
-    state = store.load_state()
+    state = store.load_state(config.emulation.billing_speedup)
     if state is None or 0 <= most <= state.num_failures:
         raise error.told from None
     logger.warning("%s; another one goes on in its place", error.how)

@@ -165,7 +165,7 @@ class Head:
         self._checkpoints.set_aside(error.step)
         detail = f"checkpoint_damaged: {error}; going on from the one of step {older[-1]}"
         logger.warning("%s", detail)
-        state = self._store.load_state()
+        state = self._load()
         time_s = state.time_s * self._config.emulation.billing_speedup if state else 0.0
         event = RunEvent(time_s, state.slot if state else 0, "warning", detail)
         self._store.write_journal(SlotJournal(events=(event,)))
@@ -176,7 +176,7 @@ class Head:
         from orchestrator.planning.program import SlotProgram  # noqa: PLC0415 - as above
 
         assignment = SlotAssignment(self._config.control.plan_deadline_s, compiled=SlotProgram)
-        state, manifest = self._store.load_state(), self._checkpoints.latest()
+        state, manifest = self._load(), self._checkpoints.latest()
         self._store.rewind_steps(manifest.step if manifest else 0)
         next_step = state.next_step if state else 0
         rig = set_up(
@@ -251,6 +251,9 @@ class Head:
             logger.info("the head used %.1f CPU seconds in %s slots", cpu_s, len(self._slots))
         assert loop.outcome is not None, "an ended loop has an outcome"
         return loop.outcome
+
+    def _load(self) -> ControlState | None:
+        return self._store.load_state(self._config.emulation.billing_speedup)
 
     def _save(self, state: ControlState) -> None:
         """Persist the state with the time: what is held after it is billed if this process dies."""
@@ -354,7 +357,7 @@ class Head:
         del self._unwritten[: len(steps)]
 
     def _write_result(self, status: str, reason: str, *, resumable: bool) -> None:
-        state, last = self._store.load_state(), self._slots.last
+        state, last = self._load(), self._slots.last
         billed_h = last.time_s / 3600.0 if last else 0.0
         self._store.write_result(
             {

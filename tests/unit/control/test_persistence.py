@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.builders import make_device, make_group, make_plan
+from benchmarks.builders import make_cluster, make_device, make_group, make_plan
 from orchestrator import storage
+from orchestrator.control.ledger import Ledger
 from orchestrator.control.persistence import CheckpointStore, RunStore
 from orchestrator.core.durable import (
     CheckpointFile,
@@ -14,7 +15,7 @@ from orchestrator.core.durable import (
     Hold,
     LedgerEntry,
 )
-from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal
+from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal, Usage
 from orchestrator.errors import ConfigError
 
 PLAN = make_plan(make_group([make_device("a-0"), make_device("b-0")], [0, 2, 4], [2, 2, 1]))
@@ -52,26 +53,42 @@ def store(tmp_path: Path) -> RunStore:
 def test_a_control_state_comes_back_as_it_was_saved(store: RunStore) -> None:
     store.write_journal(SlotJournal(ledger=(ENTRY,)))
     store.save_state(STATE)
-    assert store.load_state() == STATE
+    assert store.load_state(60.0) == STATE
 
 
 def test_a_run_that_never_saved_has_no_state(store: RunStore) -> None:
-    assert store.load_state() is None
+    assert store.load_state(60.0) is None
 
 
 def test_dollars_booked_after_the_state_was_saved_are_not_forgotten(store: RunStore) -> None:
     store.write_journal(SlotJournal(ledger=(ENTRY,)))
     store.save_state(STATE)
     store.write_journal(SlotJournal(ledger=(replace(ENTRY, usd=0.125, egress_usd=0.125),)))
-    state = store.load_state()
+    state = store.load_state(60.0)
     assert state is not None
     assert (state.spent_usd, state.backlog_usd, state.num_ledger_entries) == (0.75, 0.5, 2)
+
+
+def test_what_was_billed_after_the_state_was_saved_is_not_billed_again(store: RunStore) -> None:
+    """Killed between the two: the next life bills the same seconds of the run anew."""
+    cluster = make_cluster([make_device("a-0")], now_s=10.0)
+    state = replace(STATE, time_s=10.0, holds=(Hold("a-0", 10.0, 10.0),), num_ledger_entries=0)
+    store.save_state(state)
+    late = replace(ENTRY, device="a-0", from_s=600.0, to_s=900.0)
+    store.write_journal(SlotJournal(ledger=(late, replace(late, to_s=1e6, cause="egress"))))
+    loaded = store.load_state(60.0)
+    assert loaded is not None
+    assert loaded.holds == (Hold("a-0", 10.0, 15.0),)
+    ledger = Ledger(billing_speedup=60.0, holds=loaded.holds)
+    later = replace(cluster, now_s=18.0)
+    (entry,) = ledger.close([Usage("a-0", 10.0, 18.0)], cluster, later)
+    assert (entry.from_s, entry.to_s) == (900.0, 1080.0)
 
 
 def test_a_ledger_that_lost_lines_is_refused(store: RunStore) -> None:
     store.save_state(STATE)
     with pytest.raises(ConfigError, match="has 0 lines, but the run had written 1"):
-        store.load_state()
+        store.load_state(60.0)
 
 
 def test_a_line_of_steps_has_the_documented_keys(store: RunStore) -> None:

@@ -134,6 +134,8 @@ class ControlLoop:
         observation = self.backend.observe()
         started_cpu_s = self.cpu_clock()
         settled = self._settle(observation)
+        # A life that ends while it decides has billed this slot, and told nobody of it.
+        self.save(replace(self._state(), slot=self._books.slot))
         self._judge(observation, settled, started_cpu_s)
         return settled, started_cpu_s
 

@@ -47,7 +47,8 @@ class RunStore:
         """The state to go on from, None when the run never got that far.
 
         Ledger lines written after the state was saved are dollars all the same: they are
-        added to what was spent and to the backlog, and what they paid for is not charged again.
+        added to what was spent and to the backlog, and what they paid for is not charged again:
+        neither seconds nor what the last change of plan sent.
 
         Args:
             billing_speedup: Billed seconds of one of the run's.
@@ -73,6 +74,7 @@ class RunStore:
             spent_usd=state.spent_usd + late_usd,
             backlog_usd=state.backlog_usd + late_usd,
             holds=_paid(state, late, billing_speedup),
+            moves=() if late else state.moves,
         )
 
     def write_journal(self, journal: SlotJournal) -> None:

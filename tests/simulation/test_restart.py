@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from orchestrator.core.durable import ControlState
-from orchestrator.core.slot import SlotRecord
+from orchestrator.core.slot import Candidate, PlanningProblem, SlotRecord
 from orchestrator.planning.queues import BudgetOptions
 from orchestrator.simulation.traces import TraceEvent
 from orchestrator.storage import from_json, to_json
@@ -98,6 +99,46 @@ def test_killed_after_every_slot_a_run_is_the_same_bit_by_bit(seed: int) -> None
         e for e in one.events if e.kind != "warning"
     ]
     assert lives[-1].loop.problem() == one.loop.problem()
+
+
+class _Killed(BaseException):
+    """What ends a process; nothing else is done in it."""
+
+
+class _Dies(Menu):
+    """Is killed at its second decision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_decisions = 0
+
+    def propose(
+        self, problem: PlanningProblem, *, out_of_time: Callable[[], bool]
+    ) -> tuple[Candidate, ...]:
+        self._num_decisions += 1
+        if self._num_decisions > 2:
+            raise _Killed
+        return super().propose(problem, out_of_time=out_of_time)
+
+
+def test_a_head_that_is_killed_while_it_decides_has_billed_the_slot_before_once() -> None:
+    budget = BUDGETS[0]
+    lives = [rehearsal(budget=budget, strategy=_Dies())]
+    for _ in range(6):
+        with pytest.raises(_Killed):
+            lives[-1].run(max_slots=9)
+        state = read_back(lives[-1].states[-1])
+        lives.append(
+            rehearsal(budget=budget, state=state, backend=lives[0].backend, strategy=_Dies())
+        )
+    slots = [record.slot for life in lives for record in life.records]
+    assert slots == list(range(len(slots)))
+    ledger = [entry for life in lives for entry in life.ledger]
+    spent_usd = lives[-2].states[-1].spent_usd
+    assert sum(e.usd + e.egress_usd for e in ledger) == pytest.approx(spent_usd)
+    for device in {entry.device for entry in ledger}:
+        spans = sorted((e.from_s, e.to_s) for e in ledger if e.device == device)
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
 
 
 def test_the_state_does_not_grow_with_the_run() -> None:

@@ -109,12 +109,15 @@ class WorkerActor:
             assignment = replace(assignment, clock_zero_s=zero_s)
         self._loaded().install(assignment)
 
-    def run(self, end_step: int) -> None:
-        """Run steps until held or ``end_step``; what happens goes out through ``poll``."""
+    def run(self, end_step: int, patience_s: float) -> None:
+        """Run steps until held or ``end_step``; what happens goes out through ``poll``.
+
+        ``patience_s``: how long to wait for another in a step.
+        """
         worker = self._loaded()
         torch.set_num_threads(self._num_threads)  # counts for the thread that calls it
         try:
-            worker.extend(end_step)
+            worker.extend(end_step, patience_s)
             end = worker.run()
             if end.reason != "failed":  # a failure is in the outbox already
                 _outbox(worker).put(end)
@@ -138,9 +141,9 @@ class WorkerActor:
             if not isinstance(items[-1], StepReport):
                 deadline_s = 0.0
 
-    def extend(self, end_step: int) -> None:
-        """Let the run go on to ``end_step`` without a pause."""
-        self._loaded().extend(end_step)
+    def extend(self, end_step: int, patience_s: float) -> None:
+        """Let the run go on to ``end_step`` without a pause; ``patience_s`` as for ``run``."""
+        self._loaded().extend(end_step, patience_s)
 
     def hold(self) -> None:
         """Ask for a stop at the next step boundary that all workers agree on."""

@@ -159,12 +159,11 @@ class Executor:
         stage: Stage,
         transport: Transport,
         source: SampleSource,
-        timeout_s: float,
         faults: Injector,
     ) -> None:
         self.faults = faults
         self._place, self._stage, self._transport = place, stage, transport
-        self._source, self._timeout_s = source, timeout_s
+        self._source, self._patience_s = source, 0.0
         self._programs: dict[tuple[int, ...], tuple[Instruction, ...]] = {}
         self._tickets: dict[tuple[str, int], Ticket] = {}
         self.data_s = 0.0
@@ -176,13 +175,17 @@ class Executor:
         """What came in the last step, by the wall clock."""
         return tuple(self._came.values())
 
-    def run(self, share: StepShare, clock: Clock) -> None:
+    def run(self, share: StepShare, clock: Clock, patience_s: float) -> None:
         """Run one step's forwards and backwards; sums of loss and weight stay in the stage.
+
+        Each message of a neighbour is waited for at most ``patience_s``.
 
         Raises:
             UserCodeError: If layers, loss, dataset or collate raise.
             PeerLostError: If a neighbour is gone.
+            TimeoutError: If one is silent for too long.
         """
+        self._patience_s = patience_s
         self._stage.start_step()
         self.data_s = self.receive_s = 0.0
         self._came.clear()
@@ -258,7 +261,7 @@ class Executor:
             return None
         started_s = time.monotonic()
         ticket = self._tickets.pop((instruction.op, instruction.microbatch))
-        message = self._transport.receive(ticket, self._timeout_s)
+        message = self._transport.receive(ticket, self._patience_s)
         self.receive_s += time.monotonic() - started_s
         self._note(instruction.source, message)
         return message

@@ -118,6 +118,16 @@ class ProcessGroups:
             _destroy(None)
 
 
+def start_sum(flat: torch.Tensor, group: dist.ProcessGroup, patience_s: float) -> dist.Work:
+    """Begin to add a tensor up over a group; waiting for it fails after ``patience_s``.
+
+    The group's own time-out is that of making it, which may be shorter or longer than a step's.
+    """
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=patience_s)
+    return group.allreduce([flat], options)
+
+
 def _destroy(group: dist.ProcessGroup | None) -> None:
     # Non-members hold a marker, not a group; a group may be gone with the default one.
     if group is None or isinstance(group, dist.ProcessGroup):

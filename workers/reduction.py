@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import distributed as dist
 from torch import nn
 
 from orchestrator.core.plan import Plan, segments
-from workers.process_groups import OwnerSet, ProcessGroups, contact
+from workers.process_groups import OwnerSet, ProcessGroups, contact, start_sum
 from workers.splitting import Tie
 
 
@@ -83,10 +82,10 @@ class GradientSums:
         self._buckets = tuple(buckets)
         self._groups = groups
 
-    def run(self, under_way: Callable[[], None]) -> None:
+    def run(self, under_way: Callable[[], None], patience_s: float) -> None:
         """Start every sum, then wait for all: one after another, owner sets in a ring deadlock.
 
-        ``under_way`` is called in between.
+        ``under_way`` is called in between; each sum may take ``patience_s``.
         """
         started = []
         for bucket in self._buckets:
@@ -98,8 +97,7 @@ class GradientSums:
                 group = self._groups.get(bucket.owners)
                 if group is not None:
                     flat = _flatten(bucket.parameters)
-                    work = dist.all_reduce(flat, group=group, async_op=True)
-                    started.append((bucket, flat, work))
+                    started.append((bucket, flat, start_sum(flat, group, patience_s)))
             under_way()
             for bucket, flat, work in started:
                 work.wait()

@@ -54,6 +54,7 @@ class Window:
 
     hold: bool
     end_step: int
+    patience_s: float  # how long anybody is waited for meanwhile
     due: bool = False  # a checkpoint is
     busy: bool = False  # with writing one
 
@@ -92,7 +93,9 @@ class StepRunner:
     def agree(self, window: Window, ready_s: float) -> Verdict:
         """Before the first step: the window that all keep to, and when the last worker is ready."""
         return self.vote.cast(
-            Ballot(0.0, 0.0, 0.0, window.hold, window.end_step, ready_s), _nothing
+            Ballot(0.0, 0.0, 0.0, window.hold, window.end_step, ready_s),
+            _nothing,
+            window.patience_s,
         )
 
     def run(self, step: int, at_s: float, window: Window) -> tuple[Verdict, StepReport]:
@@ -106,9 +109,9 @@ class StepRunner:
         share = self.samples.share(self.plan, self.place.group_index, step)
         reach = partial(self.executor.faults.reach, step)
         self.clock.begin_step(step, at_s)
-        self.executor.run(share, self.clock)
+        self.executor.run(share, self.clock, window.patience_s)
         worked_s = time.monotonic()
-        self.sums.run(partial(reach, "reduce"))
+        self.sums.run(partial(reach, "reduce"), window.patience_s)
         self.trace.summed = True
         ballot = Ballot(
             squares=sum_of_squares(self.sums.counted()),
@@ -120,7 +123,7 @@ class StepRunner:
             due=window.due,
             busy=window.busy,
         )
-        verdict = self.vote.cast(ballot, partial(reach, "vote"))
+        verdict = self.vote.cast(ballot, partial(reach, "vote"), window.patience_s)
         voted_s = time.monotonic()
         reach("agreed")
         self.updater.apply(step, verdict, share.num_samples)

@@ -10,7 +10,7 @@ from torch import nn
 
 from orchestrator.core.model import OptimizerOptions, TrainingOptions
 from orchestrator.errors import ConfigError
-from workers.process_groups import contact
+from workers.process_groups import contact, start_sum
 
 _SUMS = 7  # squares, weight, loss, not finite, hold, due, busy
 _NOT_FOR_US = {"lbfgs": "it needs a closure", "sparseadam": "gradients are dense here"}
@@ -104,8 +104,10 @@ class Vote:
     def __init__(self, group: dist.ProcessGroup | None, place: int, num_places: int) -> None:
         self._group, self._place, self._num_places = group, place, num_places
 
-    def cast(self, ballot: Ballot, under_way: Callable[[], None]) -> Verdict:
+    def cast(self, ballot: Ballot, under_way: Callable[[], None], patience_s: float) -> Verdict:
         """Bring a ballot, return the verdict; ``under_way`` is called before the count is there.
+
+        The others may take ``patience_s``.
 
         Raises:
             LostContactError: If a worker is lost.
@@ -117,8 +119,7 @@ class Vote:
         places[self._place] = torch.tensor([ballot.end_step, ballot.end_s], dtype=torch.float64)
         box = torch.cat([torch.tensor(sums, dtype=torch.float64), places.reshape(-1)])
         with contact("the vote on a step"):
-            alone = self._group is None
-            work = None if alone else dist.all_reduce(box, group=self._group, async_op=True)
+            work = None if self._group is None else start_sum(box, self._group, patience_s)
             under_way()
             if work is not None:
                 work.wait()

@@ -57,7 +57,8 @@ class Worker:
         self._writer = CheckpointWriter(spec.run_url, every, self.outbox.put, self._faults.wrote)
         self._runner: StepRunner | None = None
         self._assignment: Assignment | None = None
-        self._end_step, self._hold, self._closed = 0, False, False
+        self._end_step, self._patience_s = 0, spec.timeout_s
+        self._hold, self._closed = False, False
 
     # Set-up ------------------------------------------------------------------------------
 
@@ -170,9 +171,7 @@ class Worker:
             place=place,
             samples=samples,
             stage=stage,
-            executor=Executor(
-                place, stage, self._peers.transport, self._source, self._spec.timeout_s, faults
-            ),
+            executor=Executor(place, stage, self._peers.transport, self._source, faults),
             sums=GradientSums(buckets, self._peers.groups),
             vote=Vote(self._peers.groups.get(active), active.index(self._peers.rank), len(active)),
             updater=holding.make_updater(options, samples.num_steps),
@@ -227,11 +226,14 @@ class Worker:
     def _window(self, assignment: Assignment) -> Window:
         saves = assignment.checkpoint and not self._holding.discards
         due = saves and self._writer.is_due(self._holding.next_step + 1)
-        return Window(self._hold, self._end_step, due, self._writer.busy)
+        return Window(self._hold, self._end_step, self._patience_s, due, self._writer.busy)
 
-    def extend(self, end_step: int) -> None:
-        """Let the window end at ``end_step``; the run obeys once every active worker knows."""
-        self._end_step = end_step
+    def extend(self, end_step: int, patience_s: float | None = None) -> None:
+        """Let the window end at ``end_step``; the run obeys once every active worker knows.
+
+        ``patience_s``: how long to wait for another in a step from now on; as before when absent.
+        """
+        self._end_step, self._patience_s = end_step, patience_s or self._patience_s
 
     def hold(self) -> None:
         """Ask for a stop at the next step boundary on which all active workers agree."""

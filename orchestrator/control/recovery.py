@@ -3,13 +3,19 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 
 from orchestrator.core.durable import ControlState
 from orchestrator.core.slot import CheckpointFailed, ClusterEvent, DeviceLost, WorkerFailed
 from orchestrator.errors import LostWorkerError, OrchestratorError, UserCodeError
+from orchestrator.telemetry.trends import SIGMA_PER_MEDIAN_DEVIATION
 
 LOST_CONTACT = "lost contact"
 """How the message of a worker begins that only saw a neighbour vanish: never the cause itself."""
+
+PATIENCE_SIGMAS, LEAST_SIGMA_RATIO = 10.0, 0.5
+"""How far from the usual step one may be, and what steps differ by at least, as a share of the
+usual one: a device that becomes five times as slow is alive, and the next plan sees to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +23,7 @@ class Timeouts:
     """The ladder derived from ``failure.timeout_s``: each wait outlasts the ones it contains."""
 
     receive_s: float
-    """A receive or a collective inside a step."""
+    """A receive or a collective, and the least that a step may take longer than usual."""
 
     hold_s: float
     """From asking for a step boundary to standing at it."""
@@ -26,7 +32,7 @@ class Timeouts:
     """Writing every layer."""
 
     start_s: float
-    """Processes, imports and the first process group."""
+    """Processes, imports and the first process group; the most that a step may take longer."""
 
     def __post_init__(self) -> None:
         ladder = (self.receive_s, self.hold_s, self.checkpoint_s, self.start_s)
@@ -34,6 +40,25 @@ class Timeouts:
         assert all(inner < outer for inner, outer in pairwise(ladder)), (
             f"time-outs must be strictly nested, not {ladder}"
         )
+
+    def patience_s(self, recent_s: Sequence[float], predicted_s: float) -> float:
+        """How long a step may take before whoever keeps the others waiting is taken for dead.
+
+        The usual step (median of the recent ones), and on top of it many of the median deviations
+        from it, but no less than a receive and no more than a start is granted. Where nothing
+        was measured yet, the prediction is the usual step, and first steps are granted more.
+
+        Args:
+            recent_s: Times of the newest steps of the plan, in s.
+            predicted_s: What a step of it should take, in s.
+        """
+        usual_s = median(recent_s) if recent_s else predicted_s
+        sigma_s = LEAST_SIGMA_RATIO * usual_s
+        if recent_s:
+            apart_s = median(abs(step_s - usual_s) for step_s in recent_s)
+            sigma_s = max(sigma_s, SIGMA_PER_MEDIAN_DEVIATION * apart_s)
+        least_s = self.receive_s if recent_s else self.hold_s
+        return usual_s + min(max(PATIENCE_SIGMAS * sigma_s, least_s), self.start_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +83,8 @@ class FailureOptions:
     goes on; one more ends the run. 0: the first one does; -1: without end."""
 
     timeout_s: float = 60.0
-    """The one time-out; every other is derived from it and ordered."""
+    """The one time-out; every other is derived from it and ordered. A step may take longer than the
+    recent ones by a quarter to twice as much, the more the longer and the less even they are."""
 
     def __post_init__(self) -> None:
         for name in ("max_failures", "max_preemptions", "max_checkpoint_failures"):

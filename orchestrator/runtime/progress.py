@@ -3,10 +3,12 @@
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable
 
 from orchestrator.core.durable import CheckpointFile, CheckpointPart
 from orchestrator.core.slot import StepReport, Usage
+from orchestrator.telemetry.trends import WINDOW_STEPS
 
 
 class Progress:
@@ -21,6 +23,9 @@ class Progress:
         self._devices: frozenset[str] = frozenset()
         self._generation = -1
         self._reports: dict[int, dict[str, StepReport]] = {}
+        self.recent_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+        """Real times of the newest whole steps of the plan."""
+
         self._whole: list[StepReport] = []
         self._fresh: list[tuple[StepReport, ...]] = []
         self._files: dict[tuple[int, int], dict[int, CheckpointFile]] = {}  # by layer
@@ -31,6 +36,7 @@ class Progress:
         """From now on the steps of these devices, under this generation, count."""
         self._devices, self._generation = frozenset(device_ids), generation
         self._reports.clear()
+        self.recent_s.clear()
         # After a rewind the same plan may go on: its checkpoints from here on count again.
         self._last_checkpoint = min(self._last_checkpoint, (generation, self.next_step))
 
@@ -42,6 +48,7 @@ class Progress:
             reports = tuple(found[device_id] for device_id in sorted(found))
             self._whole += reports
             self._fresh.append(reports)
+            self.recent_s.append(max(max(r.step_s, r.wall_step_s) for r in reports))
             del self._reports[self.next_step]
             self.next_step += 1
 

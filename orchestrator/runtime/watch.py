@@ -67,6 +67,11 @@ class Watch:
         window = window_steps(self._slot_s, self.step_s)
         return min(self.last_step, self.progress.next_step + window)
 
+    @property
+    def patience_s(self) -> float:
+        """How long the step under way may take; see ``Timeouts.patience_s``."""
+        return self._timeouts.patience_s(self.progress.recent_s, self.step_s)
+
     def go(self, device_ids: Sequence[str]) -> None:
         """Let these workers run on; nothing happens while they do or when nothing is left."""
         if self.running or self.finished:
@@ -75,7 +80,7 @@ class Watch:
         self.holding = False
         self.running = set(device_ids)
         self._moved_s = time.monotonic()
-        self._fleet.tell("run", self._window_end, device_ids=device_ids)
+        self._fleet.tell("run", self._window_end, self.patience_s, device_ids=device_ids)
 
     def hold(self) -> None:
         """Ask for a stop at the next step boundary."""
@@ -100,7 +105,8 @@ class Watch:
             and 2 * remaining < self.reach - self.progress.next_step
         ):
             self._window_end = self.reach
-            self._fleet.tell("extend", self._window_end, device_ids=tuple(self.running))
+            running = tuple(self.running)
+            self._fleet.tell("extend", self._window_end, self.patience_s, device_ids=running)
 
     def events(self) -> tuple[ClusterEvent, ...]:
         """What went wrong, the cause first; waits a while until the cause is known."""
@@ -123,20 +129,19 @@ class Watch:
         Whoever does not get there in time is ended; nobody else would notice a lone one.
         """
         self.hold()
-        longest_s = self._timeouts.hold_s + 2.0 * self.step_s
-        asked_s = time.monotonic()
+        longest_s = self.patience_s + self._timeouts.hold_s
+        deadline_s = time.monotonic() + longest_s
         while self.running:
             self.pump(WAKE_S)
             if events := self.events():
                 return events
-            if time.monotonic() > max(asked_s, self._moved_s) + longest_s:
+            if time.monotonic() > deadline_s:
                 self._end(
                     self.running,
                     f"it reached no step boundary within {longest_s:.0f} s and was ended; raise "
                     "failure.timeout_s if steps take so long",
                 )
-                return self.events()
-        return ()
+        return self.events()
 
     def drain(self) -> None:
         """Wait until whoever was told to abort has ended its run; end those that do not.
@@ -145,7 +150,7 @@ class Watch:
         is what the abort brought about.
         """
         self.holding = self._aborting = True  # no window moves any more
-        deadline_s = time.monotonic() + self._timeouts.receive_s
+        deadline_s = time.monotonic() + self.patience_s
         while self.running and time.monotonic() < deadline_s:
             self.pump(WAKE_S)
             self._end_silent(self._silent_s)
@@ -205,10 +210,17 @@ class Watch:
             self._lose(loss)
 
     def _end_stuck(self) -> None:
-        """End workers that answer but finish no step: nobody else would notice a lone one."""
-        longest_s = self._timeouts.start_s + 10.0 * self.step_s
+        """End workers that answer but finish no step: nobody else would notice a lone one.
+
+        Whoever others wait for is named by them first.
+        """
+        longest_s = self.patience_s + self._timeouts.receive_s
         if self.running and time.monotonic() - self._moved_s > longest_s:
-            self._end(self.running, f"it finished no step within {longest_s:.0f} s and was ended")
+            self._end(
+                self.running,
+                f"it finished no step within {longest_s:.0f} s and was ended; raise "
+                "failure.timeout_s if steps take so long",
+            )
 
     def _end(self, device_ids: Iterable[str], reason: str) -> None:
         for device_id in sorted(device_ids):

@@ -5,6 +5,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,3 +145,37 @@ def test_optimizer_that_cannot_be_used_is_refused_by_name(tmp_path: Path, name: 
         fleet.start(spec)
         with pytest.raises(ChildError, match=rf"training.optimizer.name is '{name}'"):
             fleet.install(plan, first_step=0, end_step=1)
+
+
+SLOW_S, SHORT_S = 3.0, 1.0
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [[([("a", 1), ("b", 2)], (2, 2))], [([("a", 3)], (2,)), ([("b", 3)], (2,))]],
+    ids=["message", "sum"],
+)
+def test_others_are_waited_for_as_long_as_the_head_says_and_no_longer(
+    groups: list[Any], tmp_path: Path
+) -> None:
+    """learning-at-home/hivemind#676: a peer that is slow comes; one that is silent is given up.
+
+    The time-out of joining the others, which is fixed, decides neither.
+    """
+    with Fleet(tuple("ab")) as fleet:
+        task_args = {"phase": "forward", "pid": fleet.processes[0].pid, "delay_s": SLOW_S}
+        spec = make_spec(
+            "sleepy", str(tmp_path), task_args=task_args, global_batch=4, microbatch=2,
+            timeout_s=2.0,
+        )  # fmt: skip
+        fleet.start(spec)
+        fleet.install(make_plan(groups), first_step=0, end_step=1)
+        fleet.all("extend", 1, 60.0)
+        assert {end.next_step for end in fleet.all("run")} == {1}
+        fleet.all("extend", 2, SHORT_S)
+        started_s = time.monotonic()
+        order = fleet.send("run", ranks=[0])
+        assert {end.reason for end in fleet.all("run", ranks=[1])} == {"failed"}
+        assert time.monotonic() - started_s < SLOW_S
+        assert failures(fleet, [1])["b"].message.startswith(SYMPTOMS)
+        fleet.receive(order)

@@ -11,14 +11,40 @@ from orchestrator.errors import LostWorkerError, OrchestratorError, UserCodeErro
 
 
 def test_time_outs_are_strictly_nested_and_grow_with_the_one_knob() -> None:
-    """pytorch/torchtitan#2899: one knob, a derived ladder, its order asserted.
-
-    intelligent-machine-learning/dlrover#1727: one deadline for phases of unlike length.
-    """
+    """pytorch/torchtitan#2899: one knob, a derived ladder, its order asserted."""
     ladder = FailureOptions(timeout_s=60.0).timeouts
     assert ladder.receive_s < ladder.hold_s < ladder.checkpoint_s < ladder.start_s
     assert 10 <= ladder.receive_s <= 15
     assert FailureOptions(timeout_s=120.0).timeouts.start_s == 2 * ladder.start_s
+
+
+LADDER = FailureOptions(timeout_s=60.0).timeouts
+
+
+def test_short_steps_are_waited_for_as_long_as_the_knob_says_however_the_load_varies() -> None:
+    """learning-at-home/hivemind#676: too high, and every round waits as long as the worst."""
+    assert LADDER.patience_s([0.1] * 32, 0.1) == pytest.approx(0.1 + LADDER.receive_s)
+    assert LADDER.patience_s([0.1, 0.1, 2.0], 0.1) == pytest.approx(0.1 + LADDER.receive_s)
+
+
+def test_who_was_slow_in_every_step_is_slow_and_not_dead() -> None:
+    """learning-at-home/hivemind#676: too low, and peers are dropped that were about to come."""
+    assert LADDER.patience_s([20.0, 20.2, 19.9], 1.0) >= 5 * 20.0
+    calm, rough = [10.0, 10.1, 9.9], [10.0, 4.0, 16.0]
+    assert LADDER.patience_s(rough, 10.0) > LADDER.patience_s(calm, 10.0)
+
+
+def test_patience_is_bounded_by_the_ladder_however_long_steps_are() -> None:
+    """learning-at-home/hivemind#676: the bounds are the user's."""
+    assert LADDER.patience_s([300.0] * 8, 1.0) == 300.0 + LADDER.start_s
+    half = FailureOptions(timeout_s=30.0).timeouts
+    assert half.patience_s([0.1], 0.1) - 0.1 == (LADDER.patience_s([0.1], 0.1) - 0.1) / 2
+
+
+def test_first_steps_of_a_plan_go_by_the_prediction_and_are_granted_more() -> None:
+    """intelligent-machine-learning/dlrover#1727: a first step is none like the others."""
+    assert LADDER.patience_s((), 0.1) == 0.1 + LADDER.hold_s
+    assert LADDER.patience_s((), 20.0) >= 5 * 20.0
 
 
 @pytest.mark.parametrize(

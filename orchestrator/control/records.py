@@ -1,6 +1,6 @@
 """What a slot looks like from outside: rates predicted and measured, devices, events."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import TYPE_CHECKING
@@ -9,12 +9,12 @@ from orchestrator.core.cluster import ClusterState
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import (
     CommittedStep,
-    DeviceView,
     Rates,
     SlotRecord,
     StepEstimate,
     StepReport,
 )
+from orchestrator.core.view import DeviceView, Spread, StepSpreads
 from orchestrator.telemetry.prices import PriceDoubt
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def make_record(slot: Settled, choice: "Choice", totals: Totals, clock: Clock) -
         migration_s=decision.migration.pause_s,
         moved_bytes=sum(move.size_bytes for move in decision.migration.moves),
         control_cpu_s=totals.control_cpu_s,
-        devices=device_views(cluster, decision.plan, slot.lost, totals.stragglers, clock),
+        devices=device_views(cluster, decision.plan, slot, totals.stragglers, clock),
         loss=newest.loss if newest else None,
         grad_norm=newest.grad_norm if newest else None,
         lr=newest.lr if newest else 0.0,
@@ -192,11 +192,14 @@ def measured_rates(slot: Settled, clock: Clock) -> Rates:
 
 def group_step_s(slot: Settled) -> tuple[float, ...]:
     """Per group, the mean compute time of a step on its busiest device; empty: nothing ran."""
-    by_device = _compute_by_device(slot)
+    by_device = _by_device(slot)
     if not by_device:
         return ()
     return tuple(
-        max((mean(by_device[d]) for d in group.device_ids if d in by_device), default=0.0)
+        max(
+            (mean(r.compute_s for r in by_device[d]) for d in group.device_ids if d in by_device),
+            default=0.0,
+        )
         for group in slot.plan.groups
     )
 
@@ -209,10 +212,10 @@ def bubble_ratio(slot: Settled) -> float | None:
 
 
 def device_views(
-    cluster: ClusterState, plan: Plan, lost: Iterable[str], stragglers: Sequence[str], clock: Clock
+    cluster: ClusterState, plan: Plan, slot: Settled, stragglers: Sequence[str], clock: Clock
 ) -> tuple[DeviceView, ...]:
-    """Every present device and those that ``lost`` names, by id."""
-    used = set(plan.device_ids)
+    """Every present device and those that were lost in the slot, by id; ``plan`` is the next."""
+    used, steps = set(plan.device_ids), step_spreads(slot)
     present = [
         DeviceView(
             device_id=device.device_id,
@@ -222,14 +225,31 @@ def device_views(
             slowdown=device.slowdown,
             straggler=device.device_id in stragglers,
             price_per_hour=clock.per_hour(cluster.price_usd_per_s(device.device_id)),
+            steps=steps.get(device.device_id),
         )
         for device in cluster.devices
     ]
     gone = [
-        DeviceView(device_id, "", "", "lost", 1.0, straggler=False, price_per_hour=0.0)
-        for device_id in sorted(set(lost))
+        DeviceView(device_id, "", "", "lost", 1.0, False, 0.0, steps.get(device_id))
+        for device_id in sorted(set(slot.lost))
     ]
     return tuple(sorted([*present, *gone], key=lambda view: view.device_id))
+
+
+def step_spreads(slot: Settled) -> dict[str, StepSpreads]:
+    """Where the time of the slot's steps went, by device; steps of the plan before do not count."""
+    return {
+        device_id: StepSpreads(
+            compute=_spread([report.compute_s for report in reports]),
+            wait=_spread([report.receive_s + report.reduce_s for report in reports]),
+            input=_spread([report.data_s for report in reports]),
+        )
+        for device_id, reports in _by_device(slot).items()
+    }
+
+
+def _spread(times_s: Sequence[float]) -> Spread:
+    return Spread(min(times_s), median(times_s), max(times_s))
 
 
 def all_done(num_steps: int, num_skipped: int) -> str:
@@ -238,9 +258,9 @@ def all_done(num_steps: int, num_skipped: int) -> str:
     return f"{done}, but {num_skipped} changed nothing: {NOT_FINITE}" if num_skipped else done
 
 
-def _compute_by_device(slot: Settled) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+def _by_device(slot: Settled) -> dict[str, list[StepReport]]:
+    found: dict[str, list[StepReport]] = {}
     for report in slot.reports:
         if report.generation == slot.plan.generation:
-            found.setdefault(report.device_id, []).append(report.compute_s)
+            found.setdefault(report.device_id, []).append(report)
     return found

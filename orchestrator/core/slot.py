@@ -7,6 +7,7 @@ from orchestrator.core.cluster import ClusterState, Device, Offer
 from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.model import ModelProfile, TrainingOptions
 from orchestrator.core.plan import Migration, Plan
+from orchestrator.core.view import DeviceView
 
 DecisionKind = Literal["keep", "reassign", "switch", "idle"]
 PHASES = ("compute", "receive", "reduce", "update", "data")
@@ -259,19 +260,6 @@ class Decision:
     reason: str
     migration: Migration = NO_MIGRATION
     run_until_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceView:
-    """One device in a SlotRecord."""
-
-    device_id: str
-    kind: str
-    pool: str
-    state: Literal["used", "idle", "lost"]
-    slowdown: float
-    straggler: bool
-    price_per_hour: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from typing import Any
 
 from orchestrator import storage
 from orchestrator.core.plan import Group, Plan
-from orchestrator.core.slot import DeviceView, Rates, SlotRecord
+from orchestrator.core.slot import Rates, SlotRecord
+from orchestrator.core.view import DeviceView, Spread
 from orchestrator.reports import figures
 from orchestrator.storage import Json
 
@@ -183,7 +184,7 @@ def _rates_data(rates: Rates) -> dict[str, Json]:
 
 
 def _device_data(view: DeviceView) -> dict[str, Json]:
-    return {
+    data: dict[str, Json] = {
         "kind": view.kind,
         "pool": view.pool,
         "state": view.state,
@@ -191,3 +192,12 @@ def _device_data(view: DeviceView) -> dict[str, Json]:
         "straggler": view.straggler,
         "price_per_hour": view.price_per_hour,
     }
+    if view.steps is not None:  # least, median and most of the slot's steps
+        data["compute_s"] = _spread_data(view.steps.compute)
+        data["wait_s"] = _spread_data(view.steps.wait)
+        data["input_s"] = _spread_data(view.steps.input)
+    return data
+
+
+def _spread_data(spread: Spread) -> Json:
+    return [float(f"{s:.4g}") for s in (spread.least_s, spread.median_s, spread.most_s)]

@@ -5,6 +5,12 @@ from dataclasses import dataclass
 
 Row = Mapping[str, object]
 
+Times = tuple[float, float, float]
+"""Least, median and most of the steps of a slot, in s."""
+
+PHASES = ("compute_s", "wait_s", "input_s")
+"""Into which the time of a device's steps is divided."""
+
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
@@ -32,6 +38,8 @@ class SlotRow:
     price_per_hour_usd: Mapping[str, float]  # of a device, by pool
     idle_pools: tuple[str, ...]
     pool_of: Mapping[str, str]  # by device
+    times_of: Mapping[str, Mapping[str, Times]]  # by device and phase, of those that ran steps
+    stragglers: frozenset[str]
 
     @property
     def error_ratio(self) -> float | None:
@@ -84,7 +92,29 @@ def slot_row(row: Row) -> SlotRow:
             for name, d in map_of(row, "devices").items()
             if isinstance(d, dict)
         },
+        times_of={
+            name: times
+            for name in map_of(row, "devices")
+            if (times := _times(map_of(map_of(row, "devices"), name)))
+        },
+        stragglers=frozenset(
+            name
+            for name in map_of(row, "devices")
+            if map_of(map_of(row, "devices"), name).get("straggler")
+        ),
     )
+
+
+def _times(device: Row) -> Mapping[str, Times]:
+    """Where the time of its steps went, by phase; empty where it ran none."""
+    found: dict[str, Times] = {}
+    for phase in PHASES:
+        value = device.get(phase)
+        if not isinstance(value, list) or len(value) != 3:
+            return {}
+        least_s, median_s, most_s = map(float, value)
+        found[phase] = least_s, median_s, most_s
+    return found
 
 
 def int_of(row: Row, key: str) -> int:

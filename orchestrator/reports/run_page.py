@@ -3,6 +3,7 @@
 from html import escape
 
 from orchestrator.reports import figures
+from orchestrator.reports.device_times import DEVICE_HEAD, device_cells
 from orchestrator.reports.run_report import RunFound
 from orchestrator.reports.run_text import (
     BILL_HEAD,
@@ -27,7 +28,7 @@ _ROWS = 200
 
 
 def run_page(found: RunFound) -> str:
-    """The page: head figures, loss, step time, money, plans, bill, events."""
+    """The page: head figures, loss, step time, money, plans, devices, bill, events."""
     held = "good" if found.bound_held else "bad"
     body = [
         f"<h1>{escape(found.name)}: {escape(found.status)}</h1>",
@@ -70,6 +71,9 @@ def run_page(found: RunFound) -> str:
             [plan_cells(span, found.pool_of) for span in found.plans[-_ROWS:]],
             right=(2, 3, 4),
         ),
+        f"<h2>{_titled('Devices', len(found.devices), 'worst')}</h2>",
+        '<p class="soft">Time of a step: least / median / most.</p>',
+        table(DEVICE_HEAD, map(device_cells, found.devices[:_ROWS])),
         "<h2>Bill</h2>",
         table(BILL_HEAD, bill_cells(found), right=(1, 2, 3)),
         *worth_parts(found.worth),
@@ -79,8 +83,8 @@ def run_page(found: RunFound) -> str:
     return page(f"lyray report: {found.name}", body)
 
 
-def _titled(title: str, count: int) -> str:
-    return f"{title} (the last {_ROWS} of {count})" if count > _ROWS else title
+def _titled(title: str, count: int, which: str = "last") -> str:
+    return f"{title} (the {which} {_ROWS} of {count})" if count > _ROWS else title
 
 
 def _loss_chart(found: RunFound) -> str:

@@ -11,6 +11,7 @@ from orchestrator import storage
 from orchestrator.control.persistence import RunStore
 from orchestrator.core.durable import LedgerEntry
 from orchestrator.errors import ConfigError
+from orchestrator.reports.device_times import DeviceTimes, device_times
 from orchestrator.reports.rows import Row, SlotRow, int_of, number_of, slot_row
 from orchestrator.reports.worth import Worth, typical
 from orchestrator.storage import Json
@@ -194,6 +195,11 @@ class RunFound:
         return tuple(_span(slots, reasons.get(slots[0].slot, "")) for slots in spans)
 
     @property
+    def devices(self) -> tuple[DeviceTimes, ...]:
+        """Where the time of each device's steps went; the slow ones first."""
+        return device_times(self.slots)
+
+    @property
     def pools(self) -> tuple[PoolBill, ...]:
         """The bill by pool."""
         names = sorted({e.pool for e in self.ledger})
@@ -281,6 +287,7 @@ def report_data(
         "coherence_s": found.coherence_s,
         "bound_held": found.bound_held,
         "pools": [storage.to_json(pool) for pool in found.pools],
+        "devices": [storage.to_json(device) for device in found.devices],
         "plans": [storage.to_json(span) for span in found.plans],
         "marginal_values": dict(found.worth.values) if found.worth else {},
         "events": [storage.to_json(event) for event in found.events],

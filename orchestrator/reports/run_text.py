@@ -7,12 +7,14 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.reports import figures
+from orchestrator.reports.device_times import DEVICE_HEAD, device_cells
 from orchestrator.reports.records import plan_words
 from orchestrator.reports.rows import number_of
 from orchestrator.reports.run_report import PlanSpan, RunFound
 from orchestrator.reports.tables import worth_table
 
 _EVENTS_SHOWN = 20
+_DEVICES_SHOWN = 12
 
 
 def print_report(
@@ -26,8 +28,8 @@ def print_report(
         grid.add_row(name, Text(value, style="bold"))
     console.print(grid)
     for table in (
-        comparison_table(found), _plans(found), _bill(found), _worth(found), _compared(compared),
-        _events(found),
+        comparison_table(found), _plans(found), _devices(found), _bill(found), _worth(found),
+        _compared(compared), _events(found),
     ):  # fmt: skip
         if table is not None:
             console.print()
@@ -181,6 +183,14 @@ def event_cells(event: Mapping[str, object]) -> tuple[str, ...]:
 def _plans(found: RunFound) -> Table | None:
     rows = [plan_cells(span, found.pool_of)[:-1] for span in found.plans]  # why: see the events
     return _table("Plans and their time of a step", PLAN_HEAD[:-1], rows, 5)
+
+
+def _devices(found: RunFound) -> Table | None:
+    devices = found.devices
+    title = "Devices and their time of a step: least / median / most"
+    if len(devices) > _DEVICES_SHOWN:
+        title += f" (the worst {_DEVICES_SHOWN} of {len(devices)})"
+    return _table(title, DEVICE_HEAD, [device_cells(d) for d in devices[:_DEVICES_SHOWN]], 6)
 
 
 def _bill(found: RunFound) -> Table | None:

@@ -19,10 +19,10 @@ from orchestrator.core.cluster import Team
 from orchestrator.core.durable import CheckpointFile, CheckpointManifest, ControlState, LedgerEntry
 from orchestrator.core.plan import Group, LayerSplit, Plan, Stage
 from orchestrator.core.slot import (
-    DeviceView,
     Rates,
     SlotRecord,
 )
+from orchestrator.core.view import DeviceView
 from orchestrator.errors import as_told
 from orchestrator.storage import RunOptions
 

@@ -12,6 +12,7 @@ from orchestrator.control.records import (
     group_step_s,
     measured_rates,
     predicted_rates,
+    step_spreads,
 )
 from orchestrator.control.scribe import Scribe
 from orchestrator.core.plan import Migration
@@ -26,6 +27,7 @@ from orchestrator.core.slot import (
     StepReport,
     WorkerFailed,
 )
+from orchestrator.core.view import Spread
 from orchestrator.telemetry.estimator import Straggler
 
 A, B, C = (make_device(f"gpu-{i}") for i in range(3))
@@ -112,11 +114,26 @@ def test_a_slot_prolonged_adds_up() -> None:
 def test_devices_are_shown_as_used_idle_and_lost() -> None:
     plan = make_plan(make_group([A], [0, 4], [8]))
     rest = make_cluster([A, B], price_usd_per_s=0.001)
-    views = device_views(rest, plan, ["gpu-2"], ["gpu-0"], Clock())
+    views = device_views(rest, plan, slot(lost=("gpu-2",)), ["gpu-0"], Clock())
     assert [(v.device_id, v.state, v.straggler) for v in views] == [
         ("gpu-0", "used", True), ("gpu-1", "idle", False), ("gpu-2", "lost", False),
     ]  # fmt: skip
     assert views[0].price_per_hour == pytest.approx(3.6)
+
+
+def test_time_of_a_slots_steps_is_split_by_device_into_its_own_and_that_of_others() -> None:
+    """marin-community/marin#7681: least, median and most; steps of the plan before are not its."""
+    waits = (0.1, 0.2, 0.9)
+    reports = tuple(
+        replace(report("gpu-0", 0, 0.2 * (k + 1), k), receive_s=s, reduce_s=0.1, data_s=0.01)
+        for k, s in enumerate(waits)
+    )
+    before = replace(reports[0], generation=0, compute_s=50.0)
+    spreads = step_spreads(slot(reports=(before, *reports)))
+    assert set(spreads) == {"gpu-0"}
+    assert spreads["gpu-0"].compute == Spread(0.2, 0.4, pytest.approx(0.6))
+    assert spreads["gpu-0"].wait == Spread(0.2, pytest.approx(0.3), 1.0)
+    assert spreads["gpu-0"].input == Spread(0.01, 0.01, 0.01)
 
 
 def test_every_event_of_the_cluster_is_written_with_its_device() -> None:

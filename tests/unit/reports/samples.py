@@ -4,7 +4,8 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 from benchmarks.builders import make_device, make_group, make_plan
-from orchestrator.core.slot import DeviceView, Rates, SlotRecord
+from orchestrator.core.slot import Rates, SlotRecord
+from orchestrator.core.view import DeviceView
 
 FAST, SLOW = make_device("fast-0"), make_device("slow-0")
 PLAN = make_plan(make_group([FAST, SLOW], [0, 7, 10], [4, 4, 3]))

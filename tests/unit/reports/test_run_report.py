@@ -12,6 +12,7 @@ from benchmarks.builders import make_group, make_plan
 from orchestrator.control.persistence import RunStore
 from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.slot import CommittedStep, Rates, RunEvent, SlotJournal
+from orchestrator.core.view import DeviceView, Spread, StepSpreads
 from orchestrator.errors import ConfigError
 from orchestrator.reports.records import slot_data
 from orchestrator.reports.run_page import run_page
@@ -122,6 +123,41 @@ def test_spending_above_the_promise_is_called_broken(run_dir: str) -> None:
     worst = found.worst_slot
     assert worst is not None
     assert worst.slot == 4
+
+
+def a_view(device_id: str, times_s: tuple[float, float, float], *, slow: bool) -> DeviceView:
+    compute, rest = Spread(*times_s), Spread(0.0, 0.1, 0.2)
+    steps = StepSpreads(compute=compute, wait=rest, input=Spread(0.0, 0.0, 0.0))
+    return DeviceView(device_id, "t4", "pool", "used", 1.0, slow, 0.35, steps)
+
+
+def test_who_was_slow_stands_first_and_once_is_told_apart_from_all_the_time(tmp_path: Path) -> None:
+    """marin-community/marin#7681, #4236: step time was logged, and never attributed."""
+    store = RunStore(str(tmp_path))
+    for slot in range(8):
+        store.append("slots", slot_data(a_record(slot=slot, time_s=60.0 * slot, devices=(
+            a_view("even-0", (0.9, 1.0, 1.1), slow=False),
+            a_view("odd-0", (0.9, 1.0, 9.0 if slot == 5 else 1.1), slow=slot == 5),
+            a_view("weak-0", (2.0, 2.0 + slot / 10, 3.0), slow=slot >= 2),
+            DeviceView("idle-0", "t4", "pool", "idle", 1.0, False, 0.35),
+        ))))  # fmt: skip
+    found = read_run(str(tmp_path))
+    weak, odd, even = found.devices
+    assert (weak.device, weak.slow_slots, weak.num_slots) == ("weak-0", (2, 3, 4, 5, 6, 7), 8)
+    assert weak.phases["compute_s"] == (2.0, pytest.approx(2.35), 3.0)
+    assert (odd.device, odd.slow_slots, odd.worst_slot) == ("odd-0", (5,), 5)
+    assert odd.worst_ratio == pytest.approx(9.0)
+    assert (even.device, even.slow_slots) == ("even-0", ())
+    screen = StringIO()
+    print_report(Console(file=screen, width=200), found)
+    text, page = screen.getvalue(), "".join(read_page(run_page(found)).text)
+    for said in ("6 of 8 slots", "1 of 8 slots (slot 5)", "9.00x its median (slot 5)",
+                 "2.00 s / 2.35 s / 3.00 s"):  # fmt: skip
+        assert said in text
+        assert said in page
+    rows = json.loads(json.dumps(report_data(found), allow_nan=False))["devices"]
+    assert [row["device"] for row in rows] == ["weak-0", "odd-0", "even-0"]
+    assert rows[0]["phases"]["wait_s"] == [0.0, 0.1, 0.2]
 
 
 def test_a_run_still_going_on_is_reported(run_dir: str, tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from benchmarks.builders import make_device, make_group, make_plan
 from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.slot import (
     CommittedStep,
-    DeviceView,
     Rates,
     RunEvent,
     SlotJournal,
     SlotRecord,
     StepReport,
 )
+from orchestrator.core.view import DeviceView
 from orchestrator.errors import ConfigError
 from orchestrator.telemetry.exporter import Exporter, RunFacts
 from orchestrator.telemetry.metrics import METRICS, MetricsOptions

@@ -1,0 +1,36 @@
+"""One device in a SlotRecord: what it does and costs, and where the time of its steps went."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A time that differs from step to step: the least, the median and the most, in s."""
+
+    least_s: float
+    median_s: float
+    most_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpreads:
+    """Of the steps of a slot that one device took part in; its own are the first and the last."""
+
+    compute: Spread
+    wait: Spread  # for neighbours, for the sums and for the vote
+    input: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """One device in a SlotRecord."""
+
+    device_id: str
+    kind: str
+    pool: str
+    state: Literal["used", "idle", "lost"]
+    slowdown: float
+    straggler: bool
+    price_per_hour: float
+    steps: StepSpreads | None = None  # in the slot that ended; None: no steps of its plan

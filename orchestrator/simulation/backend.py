@@ -208,11 +208,15 @@ class SimulatedBackend:
         events, repriced = self._world.advance(self._now_s, self._next_step)
         self._events += events
         lost = {event.device_id for event in events if isinstance(event, DeviceLost)}
+        plans = {self._plan} if self._plan else set[Plan]()
         if self._running and lost & set(self._running.plan.device_ids):
+            plans.add(self._running.plan)  # whose layers were still to be handed over
             self._running = None
-        if self._plan is not None and _takes_layers(self._plan, lost, self._model.num_layers):
+        if any(_takes_layers(plan, lost, self._model.num_layers) for plan in plans):
             every = self._training.checkpoint_every_steps
             self._redo = self._next_step - self._next_step // every * every
+            if self._plan and not self._plan.is_idle and not lost & set(self._plan.device_ids):
+                self._ready_s = self._now_s + self._redo * self._truth(self._plan).step_s
         for device_id in lost:
             self._held.pop(device_id, None)
         return bool(events) or repriced
@@ -240,6 +244,7 @@ class SimulatedBackend:
                 replace(d, slowdown=1.0, input_s_per_sample=0.0)
                 for d in self._world.cluster.devices
             ),
+            leaving=self._world.leaving,
         )
         self._usage, self._reports, self._events = [], [], []
         return observation

@@ -11,7 +11,7 @@ import numpy as np
 import simpy
 
 from orchestrator.simulation.environments import Level, MarkovChain, dwell
-from orchestrator.simulation.preemptions import NodeTrace
+from orchestrator.simulation.preemptions import Instant, NodeTrace
 from orchestrator.simulation.traces import TraceEvent
 
 if TYPE_CHECKING:
@@ -92,6 +92,9 @@ class Preemptions:
     time_ratio: float = 1.0
     """Seconds of the run per second of the trace."""
 
+    notice_s: float = 0.0
+    """How long before it goes a node is announced to go, in seconds of the run."""
+
     repeat: bool = True
     """Whether the trace begins anew after its last event, with as many nodes as at first."""
 
@@ -101,17 +104,29 @@ class Preemptions:
         begin_s, start_s = float(env.now), self.start_s
         while True:
             self._set(device_of, self.trace.nodes_at(start_s), world)
-            for instant in self.trace.instants:
-                if instant.at_s <= start_s:
+            for at_s, announces, instant in self._due(begin_s, start_s):
+                yield env.timeout(max(0.0, at_s - env.now))
+                going = [node for node in instant.removed if node in device_of]
+                if announces:
+                    world.announce([device_of[node] for node in going], at_s + self.notice_s)
                     continue
-                wait_s = begin_s + (instant.at_s - start_s) * self.time_ratio - env.now
-                yield env.timeout(max(0.0, wait_s))
-                world.lose([device_of.pop(node) for node in instant.removed if node in device_of])
+                world.lose([device_of.pop(node) for node in going])
                 for node in instant.added:
                     device_of[node] = world.join(self.pool).device_id
             if not self.repeat or self.trace.end_s <= start_s:
                 return
             begin_s, start_s = float(env.now), 0.0
+
+    def _due(self, begin_s: float, start_s: float) -> list[tuple[float, bool, Instant]]:
+        """When on the run's clock each instant of the trace is announced, and when it comes."""
+        found = []
+        for instant in self.trace.instants:
+            if instant.at_s > start_s:
+                at_s = begin_s + (instant.at_s - start_s) * self.time_ratio
+                if self.notice_s and instant.removed:
+                    found.append((at_s - self.notice_s, True, instant))
+                found.append((at_s, False, instant))
+        return sorted(found, key=lambda due: due[0])
 
     def _set(self, device_of: dict[str, str], nodes: tuple[str, ...], world: "World") -> None:
         """Give every node present a device of the pool: one that is there, else a new one."""

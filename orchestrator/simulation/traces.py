@@ -40,6 +40,7 @@ class TraceEvent:
     read: bool = False  # the price is a row of a feed, which may fall silent
     lost: bool = False
     joined: int = 0
+    notice_s: float | None = None  # the device is announced to be lost so many seconds later
 
     def __post_init__(self) -> None:
         if (self.at_s is None) == (self.at_step is None):
@@ -73,6 +74,7 @@ def emulated_trace(
             else event.price_per_hour / 3600 * billing_speedup,
             lost=event.lost,
             joined=event.joined,
+            notice_s=event.notice_s,
         )
         for event in events
     )

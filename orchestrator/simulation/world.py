@@ -1,14 +1,14 @@
 """The true cluster: what the simulation knows and the control loop has to find out."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import simpy
 
 from orchestrator.core.cluster import ClusterState, Device, Link
-from orchestrator.core.slot import ClusterEvent, DeviceJoined, DeviceLost
+from orchestrator.core.slot import ClusterEvent, DeviceJoined, DeviceLost, PreemptionNotice
 from orchestrator.simulation.environments import touches_link
 from orchestrator.simulation.streams import Replay, Stream
 from orchestrator.simulation.traces import TraceEvent
@@ -42,6 +42,7 @@ class World:
         self._pool_speed: dict[str, dict[str, float]] = {}  # that later joiners share
         self._bandwidth: dict[tuple[str, tuple[str, ...]], float] = {}
         self._links = cluster.links  # uncongested
+        self._leaving: set[str] = set()
         self._seen: list[ClusterEvent] = []
         self._repriced = False
         every = tuple(events)
@@ -91,6 +92,9 @@ class World:
             self._reprice(event)
         if event.lost:
             self.lose([d.device_id for d in self.cluster.devices if event.touches(d)])
+        if event.notice_s is not None:
+            announced = [d.device_id for d in self.cluster.devices if event.touches(d)]
+            self.announce(announced, self.cluster.now_s + event.notice_s)
         for _ in range(event.joined if event.pool else 0):
             assert event.pool is not None, "only a pool can be joined"
             self.join(event.pool)
@@ -103,11 +107,33 @@ class World:
         """Devices of a pool at second 0."""
         return sum(device.pool == pool for device in self._first.devices)
 
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Devices that are there and announced to leave."""
+        return frozenset(d.device_id for d in self.cluster.devices if d.device_id in self._leaving)
+
+    def announce(self, device_ids: Iterable[str], deadline_s: float) -> None:
+        """Devices will leave, all at once; those announced before keep their deadline."""
+        new = [d for d in device_ids if d not in self._leaving]
+        self._leaving.update(new)
+        self._seen += [PreemptionNotice(device_id, deadline_s) for device_id in new]
+        self._env.process(self._take(new, deadline_s))
+
+    def _take(
+        self, device_ids: Sequence[str], deadline_s: float
+    ) -> Generator[simpy.Event, object, None]:
+        yield self._env.timeout(max(0.0, deadline_s - self._env.now))
+        self.lose(device_ids)
+
     def lose(self, device_ids: Collection[str]) -> None:
-        """Devices leave, all at once."""
+        """Devices leave, all at once; spot devices and announced ones are taken, not broken."""
         gone = set(device_ids)
         self._seen += [
-            DeviceLost(d.device_id, "it left the simulated cluster")
+            DeviceLost(
+                d.device_id,
+                "it left the simulated cluster",
+                preempted=d.device_id in self._leaving or self.cluster.offer(d.pool).spot,
+            )
             for d in self.cluster.devices
             if d.device_id in gone
         ]

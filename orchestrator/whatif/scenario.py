@@ -107,7 +107,7 @@ class _Reader:
         return [self._preemption(row) for row in rows]
 
     def _preemption(self, row: Mapping[str, Any]) -> Stream:
-        _only(row, ("pool", "path", "start_hour", "repeat"))
+        _only(row, ("pool", "path", "start_hour", "notice_s", "repeat"))
         name = f"path {row['path']!r}"
         where = f"{self.path}: preemptions: {name}"
         lines = read_text(str(row["path"]), where, "give a trace of nodes").splitlines()
@@ -120,8 +120,18 @@ class _Reader:
             trace=trace,
             start_s=float(row.get("start_hour", 0.0)) * HOUR_S,
             time_ratio=1.0 / self.speedup,
+            notice_s=self.notice(row) or 0.0,
             repeat=bool(row.get("repeat", True)),
         )
+
+    def notice(self, row: Mapping[str, Any]) -> float | None:
+        """Seconds of the run from the announcement of a loss to the loss; None: no such key."""
+        if "notice_s" not in row:
+            return None
+        notice_s = float(row["notice_s"])
+        if not 0 <= notice_s < float("inf"):
+            raise ValueError(f"notice_s is {row['notice_s']!r}; write the seconds, 0 or more")
+        return self.seconds(notice_s)
 
     def losses(self, rows: Sequence[Mapping[str, Any]]) -> list[Stream]:
         found: list[Stream] = []
@@ -175,7 +185,16 @@ class _Reader:
         for row in rows:
             _only(
                 row,
-                ("at_hour", "device", "pool", "speed_ratio", "price_per_hour", "lost", "joined"),
+                (
+                    "at_hour",
+                    "device",
+                    "pool",
+                    "speed_ratio",
+                    "price_per_hour",
+                    "lost",
+                    "joined",
+                    "notice_s",
+                ),
             )
             price = row.get("price_per_hour")
             if row.get("pool") is not None:
@@ -191,6 +210,7 @@ class _Reader:
                     else _positive(row, "price_per_hour") / HOUR_S * self.speedup,
                     lost=bool(row.get("lost", False)),
                     joined=int(row.get("joined", 0)),
+                    notice_s=self.notice(row),
                 )
             )
         return [Replay(tuple(found))]

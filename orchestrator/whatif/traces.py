@@ -17,7 +17,7 @@ def traces_of(config: RunConfig) -> tuple[TraceEvent, ...]:
         ConfigError: If the price feed cannot be read or says something impossible.
     """
     speedup = config.emulation.billing_speedup
-    events = emulated_trace(config.emulation.events, billing_speedup=speedup)
+    events = emulated_trace(config.emulation.happenings, billing_speedup=speedup)
     feed = config.cluster.price_feed
     if feed is None:
         return events

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.builders import make_cluster, make_device, make_group, make_plan, make_profile
 from orchestrator.core.model import TrainingOptions
 from orchestrator.core.plan import Migration, Plan
-from orchestrator.core.slot import IDLE_ESTIMATE, Decision, DeviceLost
+from orchestrator.core.slot import IDLE_ESTIMATE, Decision, DeviceLost, PreemptionNotice
 from orchestrator.simulation.backend import SimulatedBackend, SimulationOptions
 from orchestrator.simulation.traces import TraceEvent
 
@@ -200,3 +200,52 @@ def test_nothing_is_done_again_where_another_group_holds_the_layers() -> None:
     seen = backend.observe()
     assert (seen.reports[0].step, seen.reports[0].started_s) == (step, 12.0)
     assert backend.num_redone == 0
+
+
+def test_a_device_under_notice_is_left_before_it_goes_and_nothing_is_done_again() -> None:
+    """ray-project/ray#63968: up to a checkpoint's interval was lost in spite of notice."""
+    backend = backend_of([TraceEvent(at_s=3.0, device="a-0", notice_s=2.0)])
+    backend.apply(run(ALONE))
+    seen = backend.observe()
+    assert (seen.now_s, seen.events) == (3.0, (PreemptionNotice("a-0", 5.0),))
+    assert seen.leaving == {"a-0"}
+    assert [d.device_id for d in seen.devices] == ["a-0", "b-0"]  # still a source of layers
+    backend.apply(run(OTHER, pause_s=0.5))
+    seen = backend.observe()
+    assert seen.now_s == 5.0
+    assert seen.events == (DeviceLost("a-0", "it left the simulated cluster", preempted=True),)
+    assert seen.leaving == frozenset()
+    backend.apply(replace(run(OTHER), kind="keep"))
+    steps = [r.step for r in (*seen.reports, *backend.observe().reports)]
+    assert steps == list(range(6, 6 + len(steps)))  # the seventh was under way at 3 s
+    assert backend.num_redone == 0
+
+
+def test_a_notice_shorter_than_the_step_under_way_does_not_save_it() -> None:
+    """ray-project/ray#63968: the steps since the checkpoint are done again, before new ones."""
+    backend = backend_of([TraceEvent(at_s=3.0, device="a-0", notice_s=0.1)])
+    backend.apply(run(ALONE))
+    backend.observe()
+    backend.apply(run(OTHER))
+    backend.observe()
+    backend.apply(replace(run(OTHER), kind="keep"))
+    seen = backend.observe()
+    assert backend.num_redone == 6
+    assert (seen.reports[0].step, seen.reports[0].started_s) == (6, pytest.approx(3.1 + 6 * 0.48))
+
+
+def test_notices_that_overlap_are_told_one_by_one_and_the_first_deadline_stays() -> None:
+    """ray-project/ray#66225: two notices at a time, and one that comes again."""
+    backend = backend_of([
+        TraceEvent(at_s=1.0, device="a-0", notice_s=9.0),
+        TraceEvent(at_s=2.0, device="b-0", notice_s=5.0),
+        TraceEvent(at_s=3.0, pool="a", notice_s=60.0),
+    ])  # fmt: skip
+    backend.apply(run(IDLE))
+    told = [e for _ in range(4) for e in backend.observe().events]
+    assert told == [
+        PreemptionNotice("a-0", 10.0),
+        PreemptionNotice("b-0", 7.0),
+        DeviceLost("b-0", "it left the simulated cluster", preempted=True),
+        DeviceLost("a-0", "it left the simulated cluster", preempted=True),
+    ]

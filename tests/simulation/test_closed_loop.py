@@ -404,6 +404,19 @@ def test_a_lost_device_in_use_ends_the_run_by_its_name_and_forgets_no_dollar() -
     assert run.states[-1].slot == len(run.records)
 
 
+@pytest.mark.parametrize("notice_s", [0.0, 30.0])
+def test_work_moves_off_a_device_under_notice_before_it_goes(notice_s: float) -> None:
+    """ray-project/ray#63968: up to an interval of checkpoints was lost although notice existed."""
+    gone = TraceEvent(at_s=200.0, device="fast-0", notice_s=notice_s)
+    run = rehearsal(budget=RICH, events=[gone], strategy="even-pipeline", max_failures=0).run(12)
+    before = [r.next_plan for r in run.records if r.time_s < 200.0]
+    after = [r.next_plan for r in run.records if r.time_s >= 200.0]
+    assert all("fast-0" in plan.device_ids for plan in before)
+    assert all("fast-0" not in plan.device_ids for plan in after)
+    assert ("lost", "fast-0") in [(e.kind, e.device) for e in run.events]  # it is no failure
+    assert (run.backend.num_redone == 0) == (notice_s > 0)
+
+
 def test_losses_of_devices_in_use_are_survived_as_often_as_the_budget_of_failures_says() -> None:
     events = [TraceEvent(at_step=50 * i, device=f"fast-{2 - i}", lost=True) for i in (1, 2)]
     run = rehearsal(budget=RICH, events=events, max_failures=1)

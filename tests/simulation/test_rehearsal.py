@@ -17,6 +17,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.whatif.rehearsal import Comparison, rehearse
 from orchestrator.whatif.rehearsal_page import rehearsal_page
 from orchestrator.whatif.rehearsal_table import rehearsal_data, rehearsal_table
+from orchestrator.whatif.traces import traces_of
 
 CONFIG = """
 run: {name: tiny}
@@ -147,6 +148,29 @@ def test_a_run_goes_on_without_the_devices_that_a_scenario_takes(tmp_path: Path)
     assert joint.samples > cheapest.samples > nothing.samples == 0
 
 
+def test_notice_in_a_scenario_and_in_the_file_itself_saves_what_a_sudden_loss_does_not(
+    tmp_path: Path,
+) -> None:
+    """ray-project/ray#63968: the simulation knows notice, so it shows what it is worth."""
+    lines = [f"0,add,{node}" for node in "ab"] + ["7200000,remove,a", "7200000,remove,b"]
+    trace = tmp_path / "trace.csv"
+    trace.write_text("\n".join(lines))
+    where = f"preemptions: [{{pool: fast, path: {trace}, repeat: false, notice_s: NOTICE}}]"
+    sudden, told_before = (
+        replace(told(tmp_path, where.replace("NOTICE", s)), others=()).run(a_profile())[0]
+        for s in ("0", "120")
+    )
+    assert sudden.lost == told_before.lost == 2
+    assert told_before.redone == 0
+    assert sudden.redone >= told_before.redone
+    events = RunConfig.parse(
+        CONFIG.replace("source: file", "source: emulated")
+        + "emulation: {events: [{at_step: 9, device: fast-0, notice_s: 5}]}\n"
+    )
+    (announced,) = traces_of(events)
+    assert (announced.at_step, announced.device, announced.notice_s) == (9, "fast-0", 5.0)
+
+
 def test_a_reader_is_told_whose_turn_it_is(tmp_path: Path) -> None:
     found = replace(told(tmp_path, "seed: 3\n"), days=0.01)
     turns: list[str] = []
@@ -190,6 +214,7 @@ def test_a_run_waits_for_its_first_device(tmp_path: Path) -> None:
         ("slowdowns: [{preset: rain}]", "slowdowns: preset 'rain'; write one of node"),
         ("slowdowns: [{preset: node}]", "slowdowns: a slow-down touches devices or links"),
         ("events: [{at_hour: 1, pool: fast, speed_ratio: 0}]", "speed_ratio is 0; it must be"),
+        ("events: [{at_hour: 1, pool: fast, notice_s: -1}]", "notice_s is -1; write the seconds"),
         ("preemptions: [{pool: fast, path: none.csv}]", "path 'none.csv' does not exist"),
         ("environment: {chains: [{name: x, levels: {a: {next: {b: 1}}}}]}", "goes to 'b'"),
         ("[]", "holds no keys"),

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.builders import make_cluster, make_device
 from benchmarks.reference_world import reference_world
 from orchestrator.core.cluster import ClusterState, Link
-from orchestrator.core.slot import DeviceJoined, DeviceLost
+from orchestrator.core.slot import DeviceJoined, DeviceLost, PreemptionNotice
 from orchestrator.simulation.environments import Environment, Level, MarkovChain
 from orchestrator.simulation.preemptions import read_node_trace
 from orchestrator.simulation.streams import Chain, Losses, Preemptions, Slowdowns, Stream
@@ -57,6 +57,22 @@ def test_a_run_may_begin_inside_a_trace_or_with_no_device_at_all() -> None:
     assert [d.device_id for d in late.cluster.devices] == ["spot-0", "spot-1"]
     late.advance(10.0, 0)
     assert [d.device_id for d in late.cluster.devices] == ["spot-1"]
+
+
+def test_nodes_of_a_trace_are_announced_before_they_go_also_while_others_are() -> None:
+    """ray-project/ray#63968, #66225: 30 to 120 s of notice; notices overlap."""
+    trace = read_node_trace(["0,add,a", "0,add,b", "300000,remove,a", "350000,remove,b"])
+    world = World(CLUSTER, (), (Preemptions(POOL, trace, notice_s=120.0, repeat=False),))
+    world.advance(0.0, 0)
+    told = [(s, e) for s in (180.0, 230.0, 300.0, 350.0) for e in world.advance(s, 0)[0]]
+    why = "it left the simulated cluster"
+    assert told == [
+        (180.0, PreemptionNotice("spot-0", 300.0)),
+        (230.0, PreemptionNotice("spot-1", 350.0)),
+        (300.0, DeviceLost("spot-0", why, preempted=True)),
+        (350.0, DeviceLost("spot-1", why, preempted=True)),
+    ]
+    assert world.cluster.devices == ()
 
 
 def test_losses_are_correlated_and_come_back_together() -> None:

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -16,6 +16,7 @@ from orchestrator.core.durable import CheckpointPart
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.slot import StepReport, WorkerFailed
 from workers.output import send_output_to
+from workers.preflight import Echo, reach
 from workers.update import Verdict
 from workers.worker import (
     Assignment,
@@ -63,6 +64,7 @@ class WorkerActor:
         self._device_id = device_id
         self._worker: Worker | None = None
         self._num_threads = num_threads
+        self._echo: Echo | None = None
         if log_path is not None:
             send_output_to(log_path)
 
@@ -91,6 +93,24 @@ class WorkerActor:
     def profile(self, wall: bool) -> ModelProfile:
         """Measure the layers on this device; for ``wall`` see ``profile_model``."""
         return self._loaded().profile(wall)
+
+    def listen(self, host: str, secret: bytes, timeout_s: float) -> str:
+        """Send back what others send, see ``Echo``; return the address."""
+        self.stop_listening()
+        self._echo = Echo(host, secret, timeout_s)
+        return self._echo.address
+
+    def reach(
+        self, secret: bytes, timeout_s: float, addresses: Mapping[str, str]
+    ) -> tuple[tuple[str, str, str], ...]:
+        """Which other devices do not answer, at which address, and why; see ``preflight.reach``."""
+        return reach(addresses, secret, timeout_s)
+
+    def stop_listening(self) -> None:
+        """Others have been heard, or will not be."""
+        if self._echo is not None:
+            self._echo.close()
+            self._echo = None
 
     def connect(self, host: str, port: int, rank: int, world_size: int, world: str) -> None:
         """Join all workers, whose store is served at ``host``; ``world``: see ``Peers.join``."""

@@ -71,6 +71,7 @@ class Peers:
                 host=store_host,
                 timeout_s=self._timeout_s,
             )
+            self._groups.try_out()
             self._transport = TRANSPORTS[self._transport_name](
                 rank, world_size, PrefixStore("transport", store), timeout_s=self._timeout_s
             )

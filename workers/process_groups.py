@@ -1,9 +1,6 @@
 """torch's process groups: joining the workers of a run, one group per owner set, teardown."""
 
-import fcntl
 import os
-import socket
-import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -12,32 +9,14 @@ import torch
 from torch import distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from workers.addresses import interface_towards
+
 OwnerSet = tuple[int, ...]  # sorted ranks
+
+TRIAL_SIZES = (1, 1 << 10, 1 << 16)
+"""Numbers in the sums that are tried out: what a vote, a bias and a layer have."""
+
 _MAX_CACHED = 16  # unused ones; a group holds 3 threads and about size + 3 descriptors
-_SIOCGIFADDR = 0x8915
-
-
-def interface_towards(host: str) -> str | None:
-    """Name of the network interface that reaches ``host``; None where the system does not say.
-
-    gloo binds to the address that the host name resolves to, which on many machines is not
-    the one that its peers can reach.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 1))  # sends nothing
-        except OSError:
-            return None  # no way there: torch's own error says more
-        address = probe.getsockname()[0]
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-            except OSError:
-                continue  # an interface without an IPv4 address
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
 
 
 class LostContactError(RuntimeError):
@@ -106,6 +85,20 @@ class ProcessGroups:
         with contact("gathering what every worker holds"):
             dist.all_gather(rows, row)
         return torch.stack(rows)
+
+    def try_out(self) -> None:
+        """Add up numbers of all workers, few and many: each may take another way through gloo.
+
+        Raises:
+            LostContactError: If a sum does not come about.
+            RuntimeError: If it is wrong.
+        """
+        for size in TRIAL_SIZES:
+            ones = torch.ones(size)
+            with contact(f"a trial sum of {size} numbers over all devices"):
+                dist.all_reduce(ones)
+            if not bool((ones == dist.get_world_size()).all()):
+                raise RuntimeError(f"a trial sum of {size} numbers over all devices is wrong")
 
     def close(self) -> None:
         """Destroy every group, which frees the peers that wait in one. Safe to call twice.

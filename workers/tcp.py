@@ -12,6 +12,7 @@ from contextlib import suppress
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from workers.addresses import address_towards
 from workers.links import LinkTransport, PeerLostError, wait_for_keys
 
 _MAGIC = b"lyray/1\n"
@@ -58,10 +59,7 @@ def _local_address(store: Store) -> str:
         store = store.underlying_store
     if not isinstance(store, TCPStore):
         return "127.0.0.1"
-    probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    with probe:
-        probe.connect((store.host, store.port or 1))  # sends nothing
-        return str(probe.getsockname()[0])
+    return address_towards(store.host, store.port or 1) or "127.0.0.1"
 
 
 def _proof(secret: bytes, caller: int, called: int) -> bytes:

@@ -16,6 +16,7 @@ from orchestrator.core.plan import Move, Plan
 from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.fleet import LINGER_S, SILENT_S, Answer, Fleet
+from orchestrator.runtime.preflight import check_pairs
 from orchestrator.runtime.processes import emulated_stages, log_path, worker_spec
 from orchestrator.runtime.truth import StageTruth
 from orchestrator.runtime.watch import Watch
@@ -124,7 +125,9 @@ class Crew:
 
         Raises:
             LostWorkerError: If nobody is left, or those who are do not find each other.
+            OrchestratorError: If two of them do not reach each other.
         """
+        check_pairs(self.fleet, self._host, self._timeouts)
         for _ in self._attempts():
             self._expect_somebody()
             if self._connect(None):

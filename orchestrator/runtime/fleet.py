@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from orchestrator.errors import LostWorkerError, OrchestratorError
 from orchestrator.runtime.actors import Greeting, Member, News, Place, Recruit, start_actor
@@ -167,7 +167,7 @@ class Fleet:
                 try:
                     answers[device_id] = self._actors.get(ref)
                     assert isinstance(answers[device_id], answer), f"{method!r} answered nonsense"
-                except (RayTaskError, RayActorError) as error:
+                except RayError as error:
                     # The others may know more: the cause is rarely the first to be told.
                     errors[device_id] = self._explain(error, device_id, method)
                     deadline_s = min(deadline_s, time.monotonic() + patience_s)
@@ -205,7 +205,7 @@ class Fleet:
                 member.asked_s, member.unreachable = None, False
             except ActorUnavailableError:
                 member.unreachable = True  # a silence that lasts is judged by ``kill_silent``
-            except RayActorError as error:
+            except RayError as error:
                 member.lost = _end(error, member)
                 losses.append(Loss(device_id, member.lost))
         if ready and not heard and not losses:
@@ -276,7 +276,7 @@ class Fleet:
                 try:
                     recruit.member.greeting = self._actors.get(recruit.answers[0])
                     self._actors.get(recruit.answers[1])
-                except (RayTaskError, RayActorError) as error:
+                except RayError as error:  # also: its node has just gone
                     reason = f"its new worker failed: {str(error).splitlines()[-1]}"
             elif time.monotonic() - recruit.started_s > longest_s:
                 reason = f"its new worker was not ready within {longest_s:.0f} s"
@@ -306,10 +306,10 @@ class Fleet:
         self._recruits.clear()
 
     def _explain(
-        self, error: RayTaskError | RayActorError, device_id: str, method: str
+        self, error: RayError, device_id: str, method: str
     ) -> tuple[int, OrchestratorError]:
         """What one worker's error means, and of what kind it is."""
-        if isinstance(error, RayActorError):
+        if not isinstance(error, RayTaskError):
             if isinstance(error, ActorUnavailableError):
                 self.kill(device_id)  # it may live on out of reach, and hold its device
             member = self._members[device_id]
@@ -327,9 +327,11 @@ class Fleet:
         )
 
 
-def _end(error: RayActorError, member: Member) -> str:
+def _end(error: RayError, member: Member) -> str:
     """What Ray knows of a worker's end; of a node that is cut off nobody knows what it does."""
-    if isinstance(error, ActorUnavailableError) or "its node has died" in str(error):
+    if not isinstance(error, RayActorError) or isinstance(error, ActorUnavailableError):
+        return member.out_of_touch
+    if "its node has died" in str(error):
         return member.out_of_touch
     if error.actor_init_failed:
         return f"its worker did not start: {str(error).strip().splitlines()[-1]}"

@@ -17,6 +17,10 @@ WAKE_S = 0.25
 """Longest wait inside a slot before stop requests and emulated events are looked at again."""
 
 
+MUCH = 1.25
+"""A patience that is so many times what the workers were told is worth telling them."""
+
+
 class Watch:
     """Lets the workers of a plan run in a window of steps and gathers what they say."""
 
@@ -51,6 +55,7 @@ class Watch:
         self._silent_s = silent_s
         self._window_end = 0
         self._moved_s = 0.0  # when a step was last begun or finished
+        self._told_s = 0.0  # the patience that the workers have
         self._trouble = Trouble()
         self._aborting = False
         self._lost: list[Loss] = []
@@ -72,6 +77,11 @@ class Watch:
         """How long the step under way may take; see ``Timeouts.patience_s``."""
         return self._timeouts.patience_s(self.progress.recent_s, self.step_s)
 
+    @property
+    def _borne_s(self) -> float:
+        """How long workers may still wait for each other, whatever they were told last."""
+        return max(self._told_s, self.patience_s)
+
     def go(self, device_ids: Sequence[str]) -> None:
         """Let these workers run on; nothing happens while they do or when nothing is left."""
         if self.running or self.finished:
@@ -80,7 +90,8 @@ class Watch:
         self.holding = False
         self.running = set(device_ids)
         self._moved_s = time.monotonic()
-        self._fleet.tell("run", self._window_end, self.patience_s, device_ids=device_ids)
+        self._told_s = self.patience_s
+        self._fleet.tell("run", self._window_end, self._told_s, device_ids=device_ids)
 
     def hold(self) -> None:
         """Ask for a stop at the next step boundary."""
@@ -99,14 +110,13 @@ class Watch:
         if self.progress.next_step > before:
             self._moved_s = time.monotonic()
         remaining = self._window_end - self.progress.next_step
-        if (
-            self.running
-            and not self.holding
-            and 2 * remaining < self.reach - self.progress.next_step
-        ):
-            self._window_end = self.reach
+        patience_s = self.patience_s
+        is_news = not 1 / MUCH < patience_s / max(self._told_s, 1e-9) < MUCH
+        nears_end = 2 * remaining < self.reach - self.progress.next_step
+        if self.running and not self.holding and (nears_end or is_news):
+            self._window_end, self._told_s = self.reach, patience_s
             running = tuple(self.running)
-            self._fleet.tell("extend", self._window_end, self.patience_s, device_ids=running)
+            self._fleet.tell("extend", self._window_end, patience_s, device_ids=running)
 
     def events(self) -> tuple[ClusterEvent, ...]:
         """What went wrong, the cause first; waits a while until the cause is known."""
@@ -129,7 +139,7 @@ class Watch:
         Whoever does not get there in time is ended; nobody else would notice a lone one.
         """
         self.hold()
-        longest_s = self.patience_s + self._timeouts.hold_s
+        longest_s = self._borne_s + self._timeouts.hold_s
         deadline_s = time.monotonic() + longest_s
         while self.running:
             self.pump(WAKE_S)
@@ -150,7 +160,7 @@ class Watch:
         is what the abort brought about.
         """
         self.holding = self._aborting = True  # no window moves any more
-        deadline_s = time.monotonic() + self.patience_s
+        deadline_s = time.monotonic() + self._borne_s
         while self.running and time.monotonic() < deadline_s:
             self.pump(WAKE_S)
             self._end_silent(self._silent_s)
@@ -214,7 +224,7 @@ class Watch:
 
         Whoever others wait for is named by them first.
         """
-        longest_s = self.patience_s + self._timeouts.receive_s
+        longest_s = self._borne_s + self._timeouts.receive_s
         if self.running and time.monotonic() - self._moved_s > longest_s:
             self._end(
                 self.running,

@@ -136,6 +136,11 @@ class Node:
             if (self._group / name).exists():
                 (self._group / name).write_text(weight)
 
+    def isolate(self, *, on: bool) -> None:
+        """Let it reach only nodes that are not isolated themselves; or all of them again."""
+        mode = "on" if on else "off"
+        _ip("-n", SWITCH, "link", "set", self._port, "type", "bridge_slave", "isolated", mode)
+
     def cut_off(self) -> None:
         """Pull its cable."""
         _ip("-n", SWITCH, "link", "set", self._port, "down")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.net.cluster import RayNodes
 from tests.net.machine import nodes, transfer_s, why_not
-from tests.net.runs import Run, start_run
+from tests.net.runs import PATIENCE_S, Run, start_run
 from tests.runtime.processes import stays_alive
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(240)]
@@ -111,6 +111,25 @@ def test_a_finished_run_leaves_no_process_on_any_node(cluster: RayNodes, driftin
     assert drifting.process.returncode == 0
     pids = [pid for index in range(len(POOLS)) for pid in cluster.actors(index)]
     assert not any(stays_alive(pid) for pid in pids)
+
+
+def test_two_nodes_that_reach_the_head_but_not_each_other_are_named_before_the_run(
+    cluster: RayNodes, drifting: Run, tmp_path: Path
+) -> None:
+    """NVIDIA/nccl#794, #1136: what hangs on the real mix of nodes is found before the run."""
+    for node in cluster.nodes[1:]:
+        node.isolate(on=True)
+    try:
+        run = start_run(cluster, tmp_path, steps=4)
+        assert run.process.wait(PATIENCE_S) == 1, run.output.read_text()
+    finally:
+        for node in cluster.nodes[1:]:
+            node.isolate(on=False)
+    reason = run.result()["reason"]
+    address = cluster.nodes[2].address
+    assert reason.startswith(f"device half-0 does not reach device quarter-0 at {address}:")
+    assert "let TCP pass between their nodes" in reason
+    assert run.rows("steps.jsonl") == []
 
 
 def test_a_cut_off_node_and_a_killed_raylet_cost_no_sample(

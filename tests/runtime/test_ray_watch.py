@@ -189,6 +189,7 @@ def test_how_long_a_step_may_take_follows_the_steps_that_came_and_starts_anew_wi
     assert watch.patience_s == pytest.approx(0.01 + PATIENT.hold_s)
     watch.pump(0.0)
     assert watch.patience_s == pytest.approx(0.2 + PATIENT.receive_s)
+    assert fleet.told[-1][:1] + fleet.told[-1][2:] == ("extend", watch.patience_s, BOTH)
     watch.progress.expect(BOTH, generation=2)
     assert watch.patience_s == pytest.approx(0.01 + PATIENT.hold_s)
 

@@ -64,6 +64,9 @@ class Roster:
     def greet(self, timeout_s: float) -> dict[str, object]:
         return {}
 
+    def tell(self, method: str) -> None:
+        pass
+
     def ask(
         self,
         method: str,
@@ -85,7 +88,8 @@ class Roster:
             return {d: TaskInfo(8) for d in self.device_ids if alone and d in asked}, (loss,)
         if method == "save":
             self.saved |= each or {}
-        found = {"load": TaskInfo(8), "save": CheckpointPart(0, 1, ()), "profile": tiny_profile()}
+        found = {"load": TaskInfo(8), "save": CheckpointPart(0, 1, ()), "profile": tiny_profile(),
+                 "listen": "127.0.0.1:1", "reach": ()}  # fmt: skip
         return {d: found.get(method) for d in asked}, ()
 
     def enlist(self, place: Place, *arguments: object) -> None:

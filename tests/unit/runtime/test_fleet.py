@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import NoneType
 
 import pytest
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
 
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.fleet import Fleet
@@ -81,3 +81,15 @@ def test_of_a_node_that_is_gone_nobody_says_that_a_process_was_killed(
 ) -> None:
     fleet = fleet_of(Actors(error=RayActorError(error_msg=told)))
     assert fleet.gather(0.0) == ((), (Loss("a-0", reason),))
+
+
+def test_a_new_worker_whose_node_has_just_gone_is_lost_and_ends_nothing() -> None:
+    """ray-project/ray#24875: a second node dies while the first is being replaced."""
+    actors = Actors(error=ActorUnschedulableError("The node doesn't exist any more"))
+    fleet = Fleet(OutOfReach, [Place("a-0")], lambda place: (), actors=actors)
+    fleet.enlist(Place("b-0"))
+    ready, (loss,) = fleet.muster(60.0)
+    assert (ready, loss.device_id) == ((), "b-0")
+    assert loss.reason.startswith("its new worker failed: ")
+    assert fleet.recruited == frozenset()
+    assert fleet.device_ids == ("a-0",)

@@ -1,0 +1,114 @@
+"""Before workers join: whether each reaches each other one, with messages of several sizes."""
+
+import hmac
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from workers.addresses import address_towards
+
+SIZES_BYTES = (1, 4096, 1 << 18)
+"""Of the messages that must come back: below, about and far above what one packet holds."""
+
+_LENGTH = struct.Struct("<Q")
+_AT_ONCE = 16  # others that are tried at the same time: an unreachable one takes the whole time
+
+
+class Echo:
+    """Sends back what comes from whoever knows the secret; strangers hear nothing."""
+
+    def __init__(self, host: str, secret: bytes, timeout_s: float) -> None:
+        """Listen on the interface that reaches ``host``.
+
+        Args:
+            host: Where the head is.
+            secret: What a caller begins with.
+            timeout_s: How long a caller may be silent.
+        """
+        self._secret, self._timeout_s = secret, timeout_s
+        self._listener = socket.create_server((address_towards(host) or "", 0), backlog=128)
+        address, port = self._listener.getsockname()[:2]
+        self.address = f"{address}:{port}"
+        threading.Thread(target=self._accept, name="echo", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                caller, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(target=self._answer, args=(caller,), daemon=True).start()
+
+    def _answer(self, caller: socket.socket) -> None:
+        with caller, suppress(OSError, EOFError):
+            caller.settimeout(self._timeout_s)
+            if not hmac.compare_digest(_receive(caller, len(self._secret)), self._secret):
+                return
+            for _ in SIZES_BYTES:
+                (size,) = _LENGTH.unpack(_receive(caller, _LENGTH.size))
+                caller.sendall(_receive(caller, min(size, SIZES_BYTES[-1])))
+
+    def close(self) -> None:
+        """Listen no more."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # frees the accepting thread
+        self._listener.close()
+
+
+def reach(
+    addresses: Mapping[str, str], secret: bytes, timeout_s: float
+) -> tuple[tuple[str, str, str], ...]:
+    """Send messages to the echoes of other devices and wait until they come back.
+
+    Args:
+        addresses: Of each device's echo.
+        secret: What they want to hear first.
+        timeout_s: Longest wait for each device.
+
+    Returns:
+        (device, address, why) for each that was not reached.
+    """
+
+    def why_not(address: str) -> str:
+        return _why_not(address, secret, timeout_s)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        reasons = pool.map(why_not, addresses.values())
+        return tuple(
+            (device, address, reason)
+            for (device, address), reason in zip(addresses.items(), reasons, strict=True)
+            if reason
+        )
+
+
+def _why_not(address: str, secret: bytes, timeout_s: float) -> str:
+    host, port = address.rsplit(":", 1)
+    deadline_s, what = time.monotonic() + timeout_s, "no connection"
+    try:
+        with socket.create_connection((host, int(port)), timeout_s) as connection:
+            connection.sendall(secret)
+            for size in SIZES_BYTES:
+                what = f"a message of {size} bytes did not come back"
+                sent = bytes(range(256)) * (size // 256) or b"x"
+                connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+                connection.sendall(_LENGTH.pack(len(sent)) + sent)
+                if _receive(connection, len(sent)) != sent:
+                    return f"a message of {size} bytes came back changed"
+    except (OSError, EOFError) as error:
+        return f"{what}: {error}"
+    return ""
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        part = connection.recv(min(size, 1 << 16))
+        if not part:
+            raise EOFError("the connection was closed")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

@@ -40,6 +40,10 @@ class EmulatedStage:
     """(step, factor) ascending: from that step on the device is that much slower than normal."""
 
     delays: tuple[Delay, ...] = ()
+    narrow_next: tuple[tuple[int, float, float], ...] = ()
+    """(first step, end step, share of its bandwidth) of the link to the next stage."""
+
+    narrow_previous: tuple[tuple[int, float, float], ...] = ()
 
     def __post_init__(self) -> None:
         durations = [d for pair in self.seconds.values() for d in pair]
@@ -60,6 +64,11 @@ class EmulatedStage:
     def slowdown(self, step: int) -> float:
         """Times a duration's normal length in ``step``."""
         return next((factor for at, factor in reversed(self.slowdowns) if at <= step), 1.0)
+
+    def bandwidth_ratio(self, step: int, op: str) -> float:
+        """How much of its bandwidth the link has in ``step`` that carries results of ``op``."""
+        narrowings = self.narrow_next if op == FORWARD else self.narrow_previous
+        return math.prod(ratio for first, end, ratio in narrowings if first <= step < end)
 
     def delay_s(self, step: int, phase: str) -> float:
         """What a phase takes longer in ``step``, on top of that."""
@@ -91,7 +100,7 @@ class VirtualClock:
     ) -> None:
         self._stage = stage
         self._now, self._sleep = now, sleep
-        self._slowdown = 1.0
+        self._slowdown, self._step = 1.0, 0
         self._forward_delay_s = self._backward_delay_s = 0.0
         self._free_s = 0.0  # when the device is free, virtually
         self._link_free_s: dict[str, float] = {}  # by the operation whose results it carries
@@ -99,7 +108,7 @@ class VirtualClock:
 
     def begin_step(self, step: int, at_s: float) -> None:
         """Start a step, whose first instruction may start at ``at_s``."""
-        self._slowdown = self._stage.slowdown(step)
+        self._slowdown, self._step = self._stage.slowdown(step), step
         self._forward_delay_s = self._stage.delay_s(step, "forward")
         self._backward_delay_s = self._stage.delay_s(step, "backward")
         loading_s = self._stage.delay_s(step, "loader")
@@ -138,7 +147,9 @@ class VirtualClock:
         assert link is not None, "only a stage with a neighbour there sends"
         latency_s, bandwidth_bytes_per_s = link
         begin_s = max(self._link_free_s.get(op, 0.0), self._free_s)
-        self._link_free_s[op] = begin_s + size_bytes / bandwidth_bytes_per_s
+        busy_s = size_bytes / (bandwidth_bytes_per_s * self._stage.bandwidth_ratio(self._step, op))
+        self._link_free_s[op] = begin_s + busy_s
+        self.times.sent.append((op, size_bytes, busy_s))
         return self._link_free_s[op] + latency_s
 
     def end_step(self, last_end_s: float) -> float:

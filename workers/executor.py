@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
@@ -35,6 +35,8 @@ class StepTimes:
     num_operations: int = 0
     num_late: int = 0
     end_s: float = 0.0
+    sent: list[tuple[str, int, float]] = field(default_factory=list)
+    """(operation, bytes, s on the link) of each message, where its time on the link is known."""
 
 
 class Clock(Protocol):

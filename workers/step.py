@@ -8,8 +8,9 @@ from functools import partial
 import torch
 
 from orchestrator.core.plan import Plan, step_range, step_shares
-from orchestrator.core.slot import StepReport
-from workers.executor import Clock, Executor, Place, StepShare
+from orchestrator.core.schedule import BACKWARD, FORWARD
+from orchestrator.core.slot import StepReport, Transfer
+from workers.executor import Clock, Executor, Place, StepShare, StepTimes
 from workers.reduction import GradientSums
 from workers.stage import Stage
 from workers.update import Ballot, Updater, Verdict, Vote, sum_of_squares
@@ -155,9 +156,21 @@ class StepRunner:
             grad_norm=verdict.grad_norm(share.num_samples),
             lr=self.updater.lr(step),
             skipped=verdict.skip,
-            transfers=() if self.emulated else self.executor.transfers,
+            transfers=self._sent(times) if self.emulated else self.executor.transfers,
         )
         return verdict, report
+
+    def _sent(self, times: StepTimes) -> tuple[Transfer, ...]:
+        """What went to the neighbours, by the virtual clock."""
+        found = []
+        for op, step in ((FORWARD, 1), (BACKWARD, -1)):
+            mine = [(size_bytes, busy_s) for of, size_bytes, busy_s in times.sent if of == op]
+            if mine:
+                neighbour = self.place.group.stages[self.place.stage_index + step]
+                ends = self.device_id, neighbour.team.device_ids[0]
+                sizes, busy = zip(*mine, strict=True)
+                found.append(Transfer(*ends, len(mine), sum(sizes), sum(busy)))
+        return tuple(found)
 
     def _peak_memory_bytes(self) -> int:
         if self.stage.work.device.type == "cuda":

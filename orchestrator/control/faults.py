@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 FaultKind = Literal[
     "fail", "hang", "slow", "price", "disk_full",
-    "cut_link", "notice", "join", "kill_head", "kill_driver",
+    "cut_link", "slow_link", "notice", "join", "kill_head", "kill_driver",
 ]  # fmt: skip
 
 Phase = Literal[
@@ -34,7 +34,8 @@ PHASES: Mapping[FaultKind, tuple[Phase, ...]] = {
 DRAWN: tuple[FaultKind, ...] = (
     "fail", "hang", "slow", "price", "notice", "join", "disk_full", "cut_link", "kill_head",
 )  # fmt: skip
-"""Kinds that a run survives by itself. The death of the job is not one: somebody has to resume."""
+"""Kinds that a run survives by itself. The death of the job is not one: somebody has to resume.
+A slow link is one, but needs a plan that uses it to be felt at all."""
 
 _WEIGHTS: Mapping[FaultKind, int] = {
     "fail": 4,
@@ -56,6 +57,7 @@ _FIELDS: Mapping[FaultKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "price": (("pool", "price_per_hour"), ()),
     "disk_full": ((), ("device",)),
     "cut_link": (("device", "peer"), ()),
+    "slow_link": (("device", "peer", "bandwidth_ratio"), ("num_steps",)),
     "notice": (("device", "warning_s"), ()),
     "join": (("pool",), ()),
     "kill_head": ((), ()),
@@ -76,7 +78,7 @@ class Fault:
     ``price``: a pool has another price. ``notice``: a device is taken away, after a warning.
     ``join``: one joins a pool. ``disk_full``: a write fails. ``kill_head``: the head's process is
     killed. ``kill_driver``: that of the job is, and ends all; the same command resumes.
-    ``cut_link``: two workers lose their connection."""
+    ``cut_link``: two workers lose their connection. ``slow_link``: theirs carries less."""
 
     at_step: int
     """The first step it may hit; what breaks a process hits once, at the first chance."""
@@ -91,12 +93,15 @@ class Fault:
     """With ``slow``: so much longer takes the loader a step, or each forward or backward."""
 
     num_steps: int | None = None
-    """With ``slow``: for so many steps; to the end of the run when absent."""
+    """With ``slow`` and ``slow_link``: for so many steps; to the end of the run when absent."""
 
     pool: str | None = None
     price_per_hour: float | None = None
     peer: str | None = None
-    """With ``cut_link``: the other end."""
+    """With ``cut_link`` and ``slow_link``: the other end."""
+
+    bandwidth_ratio: float | None = None
+    """With ``slow_link``: of what the link carries otherwise, both ways."""
 
     warning_s: float | None = None
     """With ``notice``: how long before its device is taken away."""
@@ -106,7 +111,7 @@ class Fault:
             raise ValueError(f"at_step is {self.at_step}; it must not be negative")
         needed, allowed = _FIELDS[self.kind]
         for name in ("device", "phase", "delay_s", "num_steps", "pool", "price_per_hour", "peer",
-                     "warning_s"):  # fmt: skip
+                     "warning_s", "bandwidth_ratio"):  # fmt: skip
             given = getattr(self, name) is not None
             if given and name not in needed + allowed:
                 takes = ", ".join(("at_step", *needed, *allowed))
@@ -116,12 +121,17 @@ class Fault:
         phases = PHASES.get(self.kind, ())
         if self.phase is not None and self.phase not in phases:
             raise ValueError(f"phase is {self.phase}; {self.kind} hits in {', '.join(phases)}")
-        for name in ("delay_s", "num_steps", "price_per_hour", "warning_s"):
+        for name in ("delay_s", "num_steps", "price_per_hour", "warning_s", "bandwidth_ratio"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} is {value}; it must be positive")
         if self.peer is not None and self.peer == self.device:
             raise ValueError(f"peer is {self.peer}, the device itself; name the other end")
+
+    @property
+    def end_step(self) -> float:
+        """The first step that it spares again; infinite when it lasts to the end."""
+        return math.inf if self.num_steps is None else self.at_step + self.num_steps
 
     @property
     def where(self) -> Phase:
@@ -178,6 +188,27 @@ class FaultPlan:
     def cut_link_at(self, step: int, device: str, peer: str) -> "FaultPlan":
         """Two workers lose their connection."""
         return self._and(Fault(kind="cut_link", at_step=step, device=device, peer=peer))
+
+    def slow_link_at(
+        self,
+        step: int,
+        device: str,
+        peer: str,
+        bandwidth_ratio: float,
+        *,
+        num_steps: int | None = None,
+    ) -> "FaultPlan":
+        """The link of two devices carries less, for some steps or to the end."""
+        return self._and(
+            Fault(
+                kind="slow_link",
+                at_step=step,
+                device=device,
+                peer=peer,
+                bandwidth_ratio=bandwidth_ratio,
+                num_steps=num_steps,
+            )
+        )
 
     def notice_at(self, step: int, device: str, warning_s: float) -> "FaultPlan":
         """A device is taken away after a warning."""

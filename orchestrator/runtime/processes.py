@@ -47,6 +47,8 @@ def emulated_stages(
             step_end_s=stage.step_end_s,
             slowdowns=stage.slowdowns,
             delays=tuple(Delay(*delay) for delay in stage.delays),
+            narrow_next=stage.narrow_next,
+            narrow_previous=stage.narrow_previous,
         )
         for device_id, stage in stages.items()
     }

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 
 from orchestrator.control.backend import EmulatedEvent
 from orchestrator.control.faults import Fault, Phase
@@ -13,6 +12,9 @@ from orchestrator.core.plan import Group, Plan
 from orchestrator.core.slot import first_problem
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
+
+Narrowings = tuple[tuple[int, float, float], ...]
+"""First step, end step, and how much of its bandwidth a link has from the one to the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class StageTruth:
     step_end_s: float  # gradient sums and update after the last group
     slowdowns: tuple[tuple[int, float], ...]  # from which step, how much slower than normal
     delays: tuple[tuple[int, float, Phase, float], ...] = ()  # first step, end step, phase, s
+    narrow_next: Narrowings = ()
+    narrow_previous: Narrowings = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class EmulatedTruth:
     training: TrainingOptions
     events: tuple[EmulatedEvent, ...] = ()
     faults: tuple[Fault, ...] = ()
-    """Of which only delays count here."""
+    """Of which only delays and slow links count here."""
 
     billing_speedup: float = 1.0
 
@@ -61,7 +65,7 @@ class EmulatedTruth:
         return tuple(
             (
                 fault.at_step,
-                inf if fault.num_steps is None else fault.at_step + fault.num_steps,
+                fault.end_step,
                 fault.where,
                 fault.delay_s or 0.0,
             )
@@ -127,6 +131,8 @@ class EmulatedTruth:
                     to_previous=self._link(group, index, index - 1),
                     step_end_s=estimate.sync_s + estimate.update_s,
                     slowdowns=(),
+                    narrow_next=self._narrowings(group, index, index + 1),
+                    narrow_previous=self._narrowings(group, index, index - 1),
                 )
                 for device_id in stage.team.device_ids:
                     found[device_id] = replace(
@@ -146,6 +152,16 @@ class EmulatedTruth:
         border = max(group.stages[index].first_layer, group.stages[other].first_layer) - 1
         size_bytes = self.model.sizes[0].boundary_bytes_per_sample[border] * group.microbatches[0]
         return link.latency_s, link.rate_bytes_per_s(size_bytes)
+
+    def _narrowings(self, group: Group, index: int, other: int) -> Narrowings:
+        if not 0 <= other < len(group.stages):
+            return ()
+        ends = {group.stages[i].team.device_ids[0] for i in (index, other)}
+        return tuple(
+            (fault.at_step, fault.end_step, fault.bandwidth_ratio)
+            for fault in self.faults
+            if fault.bandwidth_ratio is not None and {fault.device, fault.peer} == ends
+        )
 
     def _cluster_at(self, step: int) -> ClusterState:
         return replace(

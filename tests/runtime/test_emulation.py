@@ -150,6 +150,25 @@ def test_delays_last_for_their_steps_and_are_told_apart_from_waiting() -> None:
     ]
 
 
+def test_a_link_carries_less_for_its_steps_and_says_how_long_each_message_was_on_it() -> None:
+    stage = EmulatedStage(
+        seconds={1: (0.010, 0.010)}, to_next=(0.002, 1e5), to_previous=(0.0, 1e6),
+        narrow_next=((2, 4, 0.5), (3, math.inf, 0.5)),
+    )  # fmt: skip
+    clock = FakeTime().clock(stage)
+    found = []
+    for step in range(1, 5):
+        clock.begin_step(step, 1000.0 * step)
+        for op in "FB":
+            clock.start(op, 1, 0.0)
+            clock.depart(op, 1000)
+        found.append(clock.times.sent)
+    assert [sent[0] for sent in found] == [
+        ("F", 1000, pytest.approx(s)) for s in (0.01, 0.02, 0.04, 0.02)
+    ]
+    assert [sent[1] for sent in found] == [("B", 1000, pytest.approx(0.001))] * 4
+
+
 def test_late_work_is_counted_and_leaves_virtual_time_alone() -> None:
     machine = FakeTime()
     clock = machine.clock(one_operation(step_end_s=0.03))

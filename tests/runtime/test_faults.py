@@ -130,6 +130,35 @@ def test_a_price_and_a_delay_change_dollars_and_times_only(folder: Path, undistu
     assert hits(case.config) == ()
 
 
+def stragglers(case: Case) -> set[tuple[str, str]]:
+    """Who was named in a run, and what of it."""
+    told = (e for e in case.events if e.kind == "straggler")
+    found = (e for e in told if not e.detail.startswith("lasting"))
+    return {(event.device, event.detail.split(":")[0]) for event in found}
+
+
+def test_a_slow_loader_is_named_and_planned_around(folder: Path, undisturbed: Case) -> None:
+    """traceopt-ai/traceml#165: a slow loader makes its peers look slow."""
+    case = run(folder, "loader", FaultPlan().slow_at(10, "fast-1", "loader", 0.05), undisturbed)
+    assert ("fast-1", "input") in stragglers(case)
+    assert {device for device, _ in stragglers(case)} == {"fast-1"}
+    assert "replan" in {e.kind for e in case.events if "fast-1 runs" in e.detail}
+
+
+def test_a_link_that_carries_less_is_named_and_none_of_its_ends(
+    folder: Path, undisturbed: Case
+) -> None:
+    """traceopt-ai/traceml#165: who waits for a message is not slow, nor is who sent it."""
+    thin = "cluster.links=[{within: zone, bandwidth_gbytes_per_s: 0.00003}, " \
+        "{between: [z1, z2], bandwidth_gbytes_per_s: 0.00003}]"  # fmt: skip
+    plan = FaultPlan().slow_link_at(10, "fast-0", "fast-1", 0.2)
+    case = run(folder, "link", plan, undisturbed, thin, "control.strategy=even-pipeline")
+    named = stragglers(case)
+    assert named
+    assert {what.split(" to ")[0] for _, what in named} == {"link"}
+    assert {device for device, _ in named} <= {"fast-0", "fast-1"}
+
+
 def test_drawn_faults_are_survived() -> None:
     result = chaos.run(argparse.Namespace(quick=True, seed=0, runs=0))
     assert [row for row in result.table if row["breaches"]] == []

@@ -32,7 +32,7 @@ def fleet() -> Iterator[Fleet]:
 def test_the_slow_one_is_named_with_its_phase_though_all_wait_for_it(
     fleet: Fleet, phase: str, rank: int, tmp_path: Path
 ) -> None:
-    """traceml#252: 200 ms of delay in one rank, all report the same step time, none is named."""
+    """traceopt-ai/traceml#252: one rank is 200 ms late, all report one step time, none is named."""
     pid = fleet.processes[rank].pid
     spec = make_spec(
         "sleepy",

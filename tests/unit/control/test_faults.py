@@ -23,6 +23,11 @@ PRICES = {"fast": 3.0, "slow": 1.0}
         ({"kind": "price", "pool": "p", "price_per_hour": 1.0, "device": "a"}, "device means noth"),
         ({"kind": "disk_full", "phase": "save"}, "phase means nothing to disk_full, which takes"),
         ({"kind": "cut_link", "device": "a", "peer": "a"}, "peer is a, the device itself"),
+        ({"kind": "slow_link", "device": "a", "peer": "b"}, "bandwidth_ratio is missing; slow_li"),
+        (
+            {"kind": "slow_link", "device": "a", "peer": "b", "bandwidth_ratio": 0.0},
+            "bandwidth_ratio is 0.0; it must be positive",
+        ),
         ({"kind": "kill_head", "at_step": -1}, "at_step is -1; it must not be negative"),
     ],
 )
@@ -45,11 +50,13 @@ def test_a_plan_is_put_together_method_by_method() -> None:
         .join_at(11, "p")
         .kill_head_at(12)
         .kill_driver_at(13)
+        .slow_link_at(14, "a", "b", 0.5, num_steps=4)
     )
-    assert [fault.at_step for fault in plan.faults] == list(range(3, 14))
+    assert [fault.at_step for fault in plan.faults] == list(range(3, 15))
+    assert plan.faults[-1].end_step == 18
     assert {fault.kind for fault in plan.faults} == {
         "fail", "hang", "slow", "price", "disk_full", "cut_link", "notice", "join", "kill_head",
-        "kill_driver",
+        "kill_driver", "slow_link",
     }  # fmt: skip
     assert [fault.where for fault in plan.faults[:2]] == ["vote", "forward"]
     assert plan.num_restarts == 2  # whoever gives the command has to make room

@@ -119,3 +119,11 @@ def test_a_device_under_notice_leaves_so_long_after_its_step_came() -> None:
     world = truth(EmulatedEvent(at_step=4, device="slow-0", notice_s=30.0))
     assert world.leaving({}) == {}
     assert world.leaving({4: 12.5}) == {"slow-0": 42.5}
+
+
+def test_a_slow_link_is_slow_both_ways_for_its_steps_and_no_other_is() -> None:
+    chain = make_plan(make_group([A, B], [0, 2, 4], [1]))
+    world = truth(faults=FaultPlan().slow_link_at(3, "slow-0", "fast-0", 0.25, num_steps=2))
+    stages = world.stages(chain, 0)
+    assert stages["fast-0"].narrow_next == stages["slow-0"].narrow_previous == ((3, 5, 0.25),)
+    assert stages["fast-0"].narrow_previous == stages["slow-0"].narrow_next == ()

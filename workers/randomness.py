@@ -11,11 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
+
+_CHANGEABLE = (
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
+    nn.MultiheadAttention,
+)  # fmt: skip
+"""Layers with a rate that the user may change while training goes on."""
 
 _FILLERS = frozenset({
     _aten.bernoulli_.float, _aten.uniform_.default, _aten.normal_.default,
@@ -138,7 +143,7 @@ _quiet: WeakSet[nn.Module] = WeakSet()
 
 def _may_change(module: nn.Module) -> bool:
     """Whether it holds parts that draw or not as the user pleases (a scheduled rate, say)."""
-    return any(isinstance(m, _DropoutNd | nn.MultiheadAttention) for m in module.modules())
+    return any(isinstance(m, _CHANGEABLE) for m in module.modules())
 
 
 def _global_states() -> list[Tensor]:

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from orchestrator.core.model import Task
@@ -22,6 +20,10 @@ from workers.failures import USER_ERRORS, user_code, user_traceback
 from workers.randomness import sample_randomness
 
 __all__ = ["SplitModel", "Tie", "build_task", "load_task", "sample_randomness", "split"]
+
+_OVER_BATCHES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_OVER_SAMPLES = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+"""Layers that keep statistics of what they have seen; the latter where they are told to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +173,8 @@ def _check_module(module: nn.Module, name: str) -> None:
         raise ConfigError(
             f"{place} without shapes yet; give it its input size, or run one sample through first"
         )
-    if isinstance(module, _BatchNorm) or (
-        isinstance(module, _InstanceNorm) and module.track_running_stats
+    if isinstance(module, _OVER_BATCHES) or (
+        isinstance(module, _OVER_SAMPLES) and module.track_running_stats
     ):
         raise ConfigError(
             f"{place}: its statistics would be those of a microbatch and differ from group to "

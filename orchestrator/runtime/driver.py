@@ -19,7 +19,7 @@ from orchestrator.core.model import Task
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
 from orchestrator.errors import ConfigError, OrchestratorError, as_told
 from orchestrator.reports.live import View
-from orchestrator.runtime.folder import open_folder
+from orchestrator.runtime.folder import alone_in, open_folder
 from orchestrator.runtime.news import Comparing, Cursor, HeadNews
 from orchestrator.runtime.session import ray_session
 from orchestrator.runtime.signals import StopSignals, stay
@@ -79,9 +79,12 @@ def run_job(
     Raises:
         OrchestratorError: What went wrong; an error in the user's code is a UserCodeError.
     """
-    done = open_folder(config, resume)
-    if done is not None:
-        return done
+    with alone_in(config.run.run_url):
+        done = open_folder(config, resume)
+        return done or _run_alone(config, view, comparing)
+
+
+def _run_alone(config: RunConfig, view: View | None, comparing: Comparing | None) -> Outcome:
     signals = StopSignals()
     num_devices = sum(offer.count for offer in config.cluster.offers)
     try:

@@ -1,8 +1,13 @@
 """What is in a run's folder before a run starts: nothing, a finished run, or one to go on with."""
 
+import errno
+import fcntl
 import hashlib
 import json
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 from orchestrator import storage
@@ -13,12 +18,45 @@ from orchestrator.core.slot import Outcome
 from orchestrator.errors import ConfigError
 
 CONFIG_FILE = "config.yaml"
+LOCK_FILE = "lock"
 
 BOUND = (
     "run.seed", "training.task", "training.task_args", "training.global_batch",
     "training.optimizer", "training.precision",
 )  # fmt: skip
 """Keys that a checkpoint and the order of samples depend on: a resumed run keeps them."""
+
+
+@contextmanager
+def alone_in(run_url: str) -> Iterator[None]:
+    """Keep other jobs out of a run's folder: two heads would write two truths into one ledger.
+
+    The system lets go when this process ends, however it ends. Buckets, and disks that know no
+    locks, are not guarded.
+
+    Raises:
+        ConfigError: If another job is at work there.
+    """
+    if "://" in run_url:
+        yield
+        return
+    path = Path(run_url) / LOCK_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                file.seek(0)
+                raise ConfigError(
+                    f"another job ({file.read().strip() or 'unknown'}) is at work in {run_url}; "
+                    "wait for it or stop it, or give run.name another value"
+                ) from None
+        else:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {os.uname().nodename}")
+            file.flush()
+        yield
 
 
 def open_folder(config: RunConfig, resume: str) -> Outcome | None:

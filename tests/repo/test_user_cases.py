@@ -58,7 +58,32 @@ def test_no_private_name_of_torch_is_used() -> None:
         f"{path.relative_to(ROOT)}: {name}"
         for folder in ("orchestrator", "workers")
         for path in (ROOT / folder).rglob("*.py")
-        for name in re.findall(r"\btorch(?:\.\w+)*\._\w+", path.read_text("utf-8"))
+        for name in private_names(path.read_text("utf-8"))
     }
-    dispatch = "workers/randomness.py: torch.utils._python_dispatch"
-    assert private <= {dispatch}  # where TorchDispatchMode is documented to live
+    dispatch = "workers/randomness.py: torch.utils._python_dispatch.TorchDispatchMode"
+    assert private <= {dispatch}  # where it is documented to live
+
+
+OF_TORCH = re.compile(r"(torch|dist|nn|functional)\b[\w.]*\._(?!_)\w+$")
+
+
+def private_names(text: str) -> Iterator[str]:
+    """Names of torch that a module uses or imports, and that begin with an underscore."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "torch":
+            yield from (f"{node.module}.{name.name}" for name in node.names
+                        if "._" in f"{node.module}.{name.name}")  # fmt: skip
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if re.match(r"torch\..*\b_", name.name))
+        elif isinstance(node, ast.Attribute) and OF_TORCH.match(whole := ast.unparse(node)):
+            yield whole
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import torch._dynamo", "from torch.nn.modules.dropout import _DropoutNd", "torch._C._x()",
+     "dist.distributed_c10d._get_default_group()", "from torch._utils import f"],
+)  # fmt: skip
+def test_private_names_are_found_however_they_are_used(text: str) -> None:
+    """deepspeedai/DeepSpeed#4459: an import hides one as well as a call does."""
+    assert list(private_names(text))

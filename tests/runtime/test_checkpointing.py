@@ -305,7 +305,10 @@ def _die_while_saving(run_url: str, file_index: int, at_byte: int) -> None:
 def test_killed_at_any_byte_of_a_save_the_newest_whole_checkpoint_is_there(
     tmp_path: Path, seed: int
 ) -> None:
-    """Lightning-AI/pytorch-lightning#19970: killed while saving, the newest file is truncated."""
+    """Lightning-AI/pytorch-lightning#19970: killed while saving, the newest file is truncated.
+
+    petuum/adaptdl#70, PrimeIntellect-ai/prime-rl#2992, vllm-project/speculators#739: likewise.
+    """
     store, (state, _) = CheckpointStore(str(tmp_path), keep_checkpoints=1), layers(4)
     files = [save_layer(store.url(1), index, state.tensors(index)) for index in range(4)]
     store.write_manifest(CheckpointManifest(1, 1, tuple(files), 4, 0, 0))

@@ -29,7 +29,10 @@ def fleet() -> Iterator[Fleet]:
 def test_random_plan_equals_one_process(
     fleet: Fleet, tmp_path: Path, optimizer: dict, seed: int
 ) -> None:
-    """huggingface/transformers#34242, pytorch/torchtitan#2206: unequal counts changed the loss."""
+    """huggingface/transformers#34242, pytorch/torchtitan#2206: unequal counts changed the loss.
+
+    pytorch/pytorch#67253: weighted by samples, whatever batch each device has, never by rank.
+    """
     rng = np.random.default_rng([seed, len(optimizer)])
     batch = int(rng.integers(10, 25))
     plan = random_plan(rng, DEVICES, num_layers=NUM_LAYERS, batch=batch)

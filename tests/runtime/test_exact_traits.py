@@ -116,7 +116,10 @@ def test_adamw_in_fp32_is_bitwise_that_of_one_process_that_adds_in_the_same_orde
 def test_group_left_empty_by_a_short_last_step_takes_part_with_weight_zero(
     fleet: Fleet, tmp_path: Path
 ) -> None:
-    """hiyouga/EasyR1#11012: the rank without work stops, the others hang."""
+    """hiyouga/EasyR1#11012: the rank without work stops, the others hang.
+
+    microsoft/PyMarlin#80, horovod/horovod#708: unequal numbers of batches hang as an epoch ends.
+    """
     spec = make_spec(
         "mlp", str(tmp_path), task_args={"num_layers": 4, "num_samples": 25, "double": True},
         steps=None, epochs=2, global_batch=12, optimizer=ADAMW,

@@ -405,7 +405,10 @@ def test_a_signal_calls_off_the_abort_that_ray_has_set() -> None:
 
 
 def test_an_error_of_the_users_comes_with_the_users_traceback(tmp_path: Path) -> None:
-    """ray-project/ray#29927, #28314, #22511: the others sit in a collective, the driver waits."""
+    """ray-project/ray#29927, #28314, #22511: the others sit in a collective, the driver waits.
+
+    ray-project/ray#50640: retries without end pay for a bug of the user's own.
+    """
     text = TEXT.format(
         folder=tmp_path, task="tests.runtime.ray_tasks:fails_at_sample", steps=30, events=""
     )

@@ -147,6 +147,32 @@ def test_optimizer_that_cannot_be_used_is_refused_by_name(tmp_path: Path, name: 
             fleet.install(plan, first_step=0, end_step=1)
 
 
+def test_whoever_waits_for_a_silent_neighbour_is_freed_once_the_head_knows(
+    tmp_path: Path,
+) -> None:
+    """meta-pytorch/torchft#164, #196: a node is known to be dead, the others wait for time-outs."""
+    spec = make_spec(
+        "mlp", str(tmp_path), task_args={"num_layers": 4}, global_batch=8, steps=100_000,
+        timeout_s=TIMEOUT_S,
+    )  # fmt: skip
+    with Fleet(tuple("ab")) as fleet:
+        fleet.start(spec)
+        chain = make_plan([([("a", 2), ("b", 2)], (4, 4))])
+        fleet.install(chain, first_step=0, end_step=100_000)
+        order = fleet.send("run", ranks=[0])
+        fleet.send("run", ranks=[1])
+        while not any(r.step >= 2 for news in fleet.all("news", ranks=[0]) for r in news):
+            pass
+        os.kill(fleet.processes[1].pid, signal.SIGSTOP)
+        time.sleep(0.5)  # now it waits
+        known_s = time.monotonic()
+        fleet.all("abort", ranks=[0])
+        (end,) = fleet.receive(order)
+        assert time.monotonic() - known_s < 0.2 * TIMEOUT_S
+        assert end.reason == "failed"
+        fleet.processes[1].kill()
+
+
 SLOW_S, SHORT_S = 3.0, 1.0
 
 

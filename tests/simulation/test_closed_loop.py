@@ -186,6 +186,12 @@ def test_near_the_total_a_smaller_plan_runs_where_the_best_one_no_longer_fits() 
     run = rehearsal(budget=budget, cluster=demo_cluster(minimum_s=600.0)).run(max_slots=60)
     assert run.loop.outcome is not None
     assert run.records[0].decision == "switch"
+    pools = [
+        {d.rpartition("-")[0] for d in r.plan.device_ids} for r in run.records if r.plan.groups
+    ]
+    best = rehearsal(budget=RICH).run(2).records[-1].plan.device_ids
+    assert pools
+    assert all(used < {d.rpartition("-")[0] for d in best} for used in pools)
     assert len(run.steps) > 0
     assert 0.05 < run.records[-1].spent_usd <= 0.2
 
@@ -237,6 +243,9 @@ def test_a_stop_at_the_total_cannot_be_resumed_where_the_file_says_so() -> None:
     run = rehearsal(budget=budget).run(max_slots=2000)
     assert run.loop.outcome is not None
     assert not run.loop.outcome.resumable
+    assert [e.kind for e in run.events][-2:] == ["checkpoint", "budget"]
+    assert run.states[-1].checkpoint_step == run.steps[-1].step + 1
+    assert run.loop.outcome.reason.startswith("budget_cap_reached: ")
 
 
 def test_total_usd_holds_when_a_straggler_makes_every_step_longer_than_predicted() -> None:
@@ -317,14 +326,23 @@ def test_a_new_price_ends_the_slot_and_is_billed_from_that_moment() -> None:
 def test_every_epoch_uses_every_sample_once_whatever_the_plans(
     num_samples: int, dataset_samples: int
 ) -> None:
-    """horovod/horovod#3399, #3143: committed samples as a multiset equal each epoch."""
+    """horovod/horovod#3399, #3143: committed samples as a multiset equal each epoch.
+
+    Devices go with and without notice, and come. horovod/horovod#2844: steps and epochs count on.
+    """
     events = [
         TraceEvent(at_step=20, device="fast-0", speed_ratio=0.3),
+        TraceEvent(at_step=35, device="slow-1", lost=True),
+        TraceEvent(at_step=50, device="fast-1", notice_s=40.0),
         TraceEvent(at_step=60, device="fast-0", speed_ratio=1.0),
+        TraceEvent(at_step=75, pool="fast", joined=2),
         TraceEvent(at_step=90, device="mid-1", speed_ratio=0.3),
     ]
     run = rehearsal(budget=RICH, events=events, num_samples=num_samples).run()
-    assert len({step.generation for step in run.steps}) > 1
+    used_by = [frozenset(r.plan.device_ids) for r in run.records if r.plan.groups]
+    assert {"slow-1", "fast-1"} <= used_by[0] - used_by[-1]
+    assert {"fast-2", "fast-3"} & (used_by[-1] - used_by[0])
+    assert [step.step for step in run.steps] == list(range(len(run.steps)))
     used = Counter(p for step in run.steps for p in range(step.first_sample, step.end_sample))
     assert used == Counter(range(num_samples))
     epochs = Counter(p // dataset_samples for p in used)

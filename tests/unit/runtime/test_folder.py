@@ -1,6 +1,8 @@
 """What a run's folder allows: start, go on, or leave alone."""
 
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from orchestrator.config import RunConfig
 from orchestrator.control.persistence import CheckpointStore, RunStore
 from orchestrator.core.durable import CheckpointFile, CheckpointManifest
 from orchestrator.errors import ConfigError
-from orchestrator.runtime.folder import open_folder
+from orchestrator.runtime.folder import alone_in, open_folder
 
 TEXT = """
 run: {{name: {name}, storage_path: {folder}}}
@@ -143,3 +145,33 @@ def test_a_run_does_not_take_over_anothers_checkpoint(tmp_path: Path) -> None:
 def test_a_path_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no whole checkpoint"):
         open_folder(config(tmp_path), str(tmp_path / "nothing"))
+
+
+_HOLD = """
+import sys, time
+from orchestrator.runtime.folder import alone_in
+with alone_in(sys.argv[1]):
+    print("in", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_job_in_the_same_folder_is_refused_until_the_first_has_ended(
+    tmp_path: Path,
+) -> None:
+    """learning-at-home/hivemind#624: two swarms, each with its own truth."""
+    first = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert first.stdout is not None
+    assert first.stdout.readline() == "in\n"
+    who = f"another job \\(process {first.pid} on .*\\) is at work in {tmp_path}; wait for it"
+    with pytest.raises(ConfigError, match=who), alone_in(str(tmp_path)):
+        pass
+    first.kill()  # without a chance to tidy up
+    first.wait()
+    first.stdout.close()
+    with alone_in(str(tmp_path)):
+        pass
+    with alone_in("memory://bucket/run"):
+        pass  # not guarded

@@ -170,6 +170,19 @@ def test_noise_of_five_percent_raises_no_alarm() -> None:
     assert slow(estimator) == []
 
 
+@pytest.mark.parametrize(("times", "named"), [(1.08, []), (1.3, ["gpu-0"])])
+def test_a_silently_slow_device_is_named_where_it_counts_and_not_where_it_does_not(
+    times: float, named: list[str]
+) -> None:
+    """NVIDIA/Megatron-LM#4662: one silently slow GPU holds the job; both are significant here."""
+    estimator = Estimator(make_cluster(DEVICES))
+    rng = np.random.default_rng(3)
+    for index in range(1, 6):
+        ratios = (times * np.exp(rng.normal(0.0, 0.01, 30))).tolist()
+        slot(estimator, {"gpu-0": ratios, "gpu-1": [1.0] * 30}, index=index)
+        assert slow(estimator) == named
+
+
 def test_a_profile_that_is_off_for_a_whole_kind_names_no_straggler() -> None:
     devices = [make_device(f"gpu-{i}") for i in range(3)]
     plan = make_plan(*(make_group([d], [0, 4], [4]) for d in devices))

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.builders import make_cluster, make_device, make_problem, make_profile
+from benchmarks.builders import GIB, make_cluster, make_device, make_problem, make_profile
 from orchestrator.core.slot import Candidate, PlanningProblem
 from orchestrator.errors import InfeasibleError
 from orchestrator.planning.cost import CostModel
@@ -134,3 +134,19 @@ def test_new_prices_give_what_a_planner_without_memory_would_propose() -> None:
     fresh = Joint().propose(dearer, out_of_time=lambda: False)
     assert found[0].plan == fresh[0].plan
     assert found[0].estimate == fresh[0].estimate
+
+
+@pytest.mark.parametrize("small_gib", [4, 6, 8])
+def test_a_large_card_is_filled_beyond_what_the_smallest_has(small_gib: int) -> None:
+    """deepspeedai/DeepSpeed#4402, kohya-ss/sd-scripts#1208, determined-ai/determined#5418: the
+    smallest card caps all, and half of the large one stays empty. Here equal halves do not fit."""
+    large = make_device("large-0", memory_bytes=24 * GIB)
+    small = make_device("small-0", memory_bytes=small_gib * GIB)
+    state_bytes = 5.0  # parameter, gradient and three of the optimizer
+    model = make_profile(num_layers=10, param_bytes=26 * GIB / 10 / state_bytes)
+    best = proposed(make_problem(make_cluster([large, small]), model))[0]
+    peaks = dict(best.estimate.peak_memory_bytes)
+    usable = 0.9 * small_gib * GIB
+    assert sum(peaks.values()) > 2 * usable  # with equal parts it would not run at all
+    assert peaks["large-0"] > usable >= peaks["small-0"]
+    assert peaks["large-0"] <= 0.9 * 24 * GIB

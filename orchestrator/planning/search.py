@@ -13,11 +13,8 @@ from orchestrator.planning.space import State, Trial
 from orchestrator.planning.trials import Evaluate, Evaluator
 from orchestrator.planning.variations import Variation
 
-NUM_RUNS = 2
-"""Climbs from unlike first guesses; one is enough from the plan that an earlier search found."""
-
 NUM_AT_ONCE = (12, 68, None)
-NUM_TRIED = (2, 6, 12)
+NUM_TRIED = (2, 5, 12)
 """First guesses that are ranked together, and how many of them are tried, most promising first:
 a plan is there early, and there may be time for no more. None: all that are left.
 
@@ -124,15 +121,16 @@ class Search:
                 known += [trial] if (trial := self._look(start)) else []
         if known:
             rng = np.random.Generator(np.random.PCG64((seed, 0)))
-            best = max([*known, *self._first_guesses()], key=self.score)
+            best = max([*known, *self._looked(self._first_guesses())], key=self.score)
             self._kick_on(self._climb(best, rng), rng, 0 if coarse else num_kicks)
         else:
             guesses = self._first_guesses(0 if coarse else NUM_SKETCHES)
-            first = sorted(guesses, key=self.score, reverse=True)
-            for run, guess in enumerate(first[:NUM_RUNS]):
-                rng = np.random.Generator(np.random.PCG64((seed, run)))
-                num_kicks = NUM_COARSE_KICKS if coarse else NUM_KICKS
-                self._kick_on(self._climb(guess, rng), rng, num_kicks)
+            # From the best one at once: to look at the others takes as long as some climbing.
+            for run, some in enumerate((guesses[:1], guesses[1:])):
+                if first := max(self._looked(some), key=self.score, default=None):
+                    rng = np.random.Generator(np.random.PCG64((seed, run)))
+                    num_kicks = NUM_COARSE_KICKS if coarse else NUM_KICKS
+                    self._kick_on(self._climb(first, rng), rng, num_kicks)
         return sorted(self._elite.values(), key=self.score, reverse=True)
 
     def _kick_on(self, best: Trial, rng: np.random.Generator, num_kicks: int) -> None:
@@ -142,8 +140,8 @@ class Search:
             if kicked := self._kick(best, rng):
                 best = max(best, self._climb(kicked, rng), key=self.score)
 
-    def _first_guesses(self, num_sketches: int = 0) -> list[Trial]:
-        """The most promising first guesses, and where sketches lead from some, polished."""
+    def _first_guesses(self, num_sketches: int = 0) -> list[State]:
+        """The best first guesses, and where sketches lead from some, best first."""
         space, seconds = self._evaluator.space, self._evaluator.seconds_per_sample
         seeds = self._while_in_time(space.seeds(seconds, self._evaluator.num_layers))
         raw: dict[State, Trial] = {}
@@ -164,7 +162,10 @@ class Search:
         # One of the joined ones, so that they do not crowd out unlike guesses.
         ranked = [*self._ranked(joined)[:1], *self._ranked(raw)[:NUM_POLISHED]]
         ranked.sort(key=lambda guess: self.score({**raw, **joined}[guess]), reverse=True)
-        return [trial for trial in map(self._look, ranked) if trial]
+        return ranked
+
+    def _looked(self, states: Sequence[State]) -> list[Trial]:
+        return [trial for trial in map(self._look, states) if trial]
 
     def _add_filled(self, raw: dict[State, Trial]) -> None:
         """Add trials of the best ones with more groups over what they leave idle."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Group, Stage
@@ -13,6 +13,9 @@ from orchestrator.planning.groups import GroupFigures, GroupModel
 from orchestrator.planning.identity import ByIdentity
 from orchestrator.planning.sums import Alike, GradientSums
 from orchestrator.planning.traffic import Traffic, least_traffic
+
+if TYPE_CHECKING:
+    from orchestrator.planning.fading import Fading
 
 
 class _Money(NamedTuple):
@@ -32,10 +35,11 @@ class CostModel(GroupModel):
     def __init__(self, problem: PlanningProblem) -> None:
         super().__init__(problem)
         self.standing_usd_per_s = problem.cluster.standing_usd_per_s
-        self.cuts: dict[tuple[object, ...], tuple[Cuts, ...]] = {}  # of partition
-        self.busiest: dict[tuple[object, ...], tuple[float, bool]] = {}  # as well
+        new = self.memories.new
+        self.cuts: Fading[tuple[object, ...], tuple[Cuts, ...]] = new()  # of partition
+        self.busiest: Fading[tuple[object, ...], tuple[float, bool]] = new()  # as well
         self.cutting = CuttingTables(self)
-        self.exact_ends_s: dict[tuple[object, ...], tuple[float, ...]] = {}  # of event
+        self.exact_ends_s: Fading[tuple[object, ...], tuple[float, ...]] = new()  # of event
         self._sums = GradientSums(self.tables, problem.cluster)
         self._prices: dict[tuple[str, ...], float] = {}  # of teams
         self._money: ByIdentity[tuple[Stage, ...], _Money] = ByIdentity()  # of groups
@@ -48,10 +52,11 @@ class CostModel(GroupModel):
         other.standing_usd_per_s = problem.cluster.standing_usd_per_s
         other._prices, other._money = {}, ByIdentity()
         other.cutting = self.cutting.following(other)
-        if problem.cluster.devices != self.problem.cluster.devices or (
-            problem.cluster.links != self.problem.cluster.links
-        ):
-            other._sums = GradientSums(other.tables, problem.cluster)
+        before, now = self.problem.cluster, problem.cluster
+        if (now.devices, now.links) == (before.devices, before.links):
+            other._sums = self._sums.following()
+        else:
+            other._sums = GradientSums(other.tables, now)
         return other
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, inf, log
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.core.cluster import Team
 from orchestrator.core.model import microbatch_sizes
@@ -17,6 +17,9 @@ from orchestrator.planning.cost import CostModel
 from orchestrator.planning.cutting import Cuts
 from orchestrator.planning.groups import MOST_INFLIGHT_RATIO, GroupCurve
 from orchestrator.planning.partition import busiest_s, cut_options
+
+if TYPE_CHECKING:
+    from orchestrator.planning.fading import Fading
 
 SPAN = 1.25
 """Ends of a step, up to this times the least one, that the same options of a chain serve."""
@@ -73,6 +76,9 @@ class Pace(NamedTuple):
         return time_s * self.samples_per_s - self.behind
 
 
+_Key = tuple[object, ...]
+
+
 class Curves:
     """The options of chains; kept once computed, for all chains of alike teams.
 
@@ -84,11 +90,12 @@ class Curves:
         self._cost, problem = cost, cost.problem
         self._batch = problem.batch_samples
         self.sizes = microbatch_sizes(problem.microbatch_samples)
-        self._options: dict[tuple[object, ...], tuple[Option, ...]] = {}
-        self._forms: dict[tuple[object, ...], tuple[_Form, ...]] = before._forms if before else {}
-        self._paces: dict[tuple[object, ...], tuple[Pace, ...]] = before._paces if before else {}
-        self._seconds: dict[int, tuple[float, ...]] = before._seconds if before else {}
-        self._roomy: dict[tuple[int, int], bool] = before._roomy if before else {}
+        self._options: dict[_Key, tuple[Option, ...]] = {}
+        new = cost.memories.new
+        self._forms: Fading[_Key, tuple[_Form, ...]] = before._forms if before else new()
+        self._paces: Fading[_Key, tuple[Pace, ...]] = before._paces if before else new()
+        self._seconds: Fading[int, tuple[float, ...]] = before._seconds if before else new()
+        self._roomy: Fading[tuple[int, int], bool] = before._roomy if before else new()
 
     def of(
         self, teams: tuple[Team, ...], schedule: str, end_s: float, *, replicated: bool
@@ -108,7 +115,7 @@ class Curves:
         self, teams: tuple[Team, ...], schedule: str, span: int, *, replicated: bool
     ) -> tuple[Option, ...]:
         key = (self._cost.chain_key(teams), schedule, span, replicated)
-        forms = self._forms.get(key)
+        forms = self._forms[key]
         if forms is not None:
             return tuple([form.on(teams) for form in forms])
         ends_s = (SPAN ** (span - 1), SPAN**span)
@@ -165,7 +172,7 @@ class Curves:
         model's time. All other stages are taken to last as long as if cuts were continuous.
         """
         key = self._cost.chain_key(teams)
-        found = self._paces.get(key)
+        found = self._paces[key]
         if found is None:
             found = self._build_paces(teams, 1 if self._is_roomy(teams) else 2)
             self._paces[key] = found
@@ -189,7 +196,7 @@ class Curves:
     def seconds_per_sample(self, team: Team) -> tuple[float, ...]:
         """Of the whole model on a team, at each of ``sizes``."""
         key = self._cost.alike(team)
-        found = self._seconds.get(key)
+        found = self._seconds[key]
         if found is None:
             num_layers = self._cost.problem.model.num_layers
             found = self._seconds[key] = tuple(
@@ -205,7 +212,7 @@ class Curves:
     def _holds_all(self, team: Team, num_stages: int) -> bool:
         """Whether a team could hold the whole model, and as much in flight as the first stage."""
         key = (self._cost.alike(team), num_stages)
-        found = self._roomy.get(key)
+        found = self._roomy[key]
         if found is None:
             whole = Stage(team, 0, self._cost.problem.model.num_layers)
             held = self._cost.memory.max_held(whole, self.sizes[0])

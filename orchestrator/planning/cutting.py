@@ -5,7 +5,7 @@ Shape letters: I and J layer borders (0 to L).
 
 from copy import copy
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import proxy
 
 import numpy as np
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from orchestrator.core.cluster import Team
 from orchestrator.planning.groups import GroupModel
+
+if TYPE_CHECKING:
+    from orchestrator.planning.fading import Fading
 
 FloatArray = NDArray[np.float64]
 
@@ -55,23 +58,25 @@ class CuttingTables:
     def __init__(self, model: GroupModel) -> None:
         self._model: GroupModel = proxy(model)  # whose own these tables are
         self._num_layers = model.problem.model.num_layers
-        self._prefixes: dict[tuple[int, int], Prefix] = {}
-        self._work: dict[tuple[int, int, int, bool], FloatArray] = {}
-        self._fitting: dict[tuple[int, int, bytes], FloatArray] = {}
-        self._borders: dict[tuple[object, ...], Border] = {}
+        new = model.memories.new
+        self._prefixes: Fading[tuple[int, int], Prefix] = new()
+        self._work: Fading[tuple[int, int, int, bool], FloatArray] = new()
+        self._fitting: Fading[tuple[int, int, bytes], FloatArray] = new()
+        self._borders: Fading[tuple[object, ...], Border] = new()
 
     def following(self, model: GroupModel) -> "CuttingTables":
         """The tables of a model that numbers alike teams the same (``GroupModel.following``)."""
         other = copy(self)
         other._model = proxy(model)
         if len(self._work) * self._num_layers**2 > MAX_NUMBERS:
-            other._work, other._fitting = {}, {}
+            self._work.forget()
+            self._fitting.forget()
         return other
 
     def prefix(self, team: Team, microbatch: int) -> Prefix:
         """Forward, backward and their sum."""
         key = (self._model.alike(team), microbatch)
-        found = self._prefixes.get(key)
+        found = self._prefixes[key]
         if found is None:
             times = self._model.tables.times(team.kind, team.size, microbatch)
             forward_I, backward_I = np.asarray(times.forward_s), np.asarray(times.backward_s)
@@ -94,25 +99,26 @@ class CuttingTables:
         j <= i never does: a stage is not empty. Where the same ranges fit it is the same array.
         """
         key = (self._model.alike(team), microbatch, held, replicated)
-        found = self._work.get(key)
+        found = self._work[key]
         if found is None:
             memory, borders = self._model.memory, np.arange(self._num_layers + 1)
             fixed_IJ, per_microbatch_IJ, bucket_IJ = memory.matrices(team.size, microbatch)
             peak_IJ = fixed_IJ + held * per_microbatch_IJ + (bucket_IJ if replicated else 0.0)
             fits_IJ = (peak_IJ <= memory.usable_bytes(team)) & (borders[:, None] < borders)
             fitting = (self._model.alike(team), microbatch, fits_IJ.tobytes())
-            if fitting not in self._fitting:
+            found = self._fitting[fitting]
+            if found is None:
                 both_I = self.prefix(team, microbatch).both_s
                 work_IJ = np.where(fits_IJ, both_I - both_I[:, None], inf)
-                self._fitting[fitting] = np.ascontiguousarray(work_IJ.T)
-            found = self._work[key] = self._fitting[fitting]
+                found = self._fitting[fitting] = np.ascontiguousarray(work_IJ.T)
+            self._work[key] = found
         return found
 
     def border(self, upper: Team, lower: Team, microbatch: int) -> Border:
         """Messages from one team to the next and back."""
         down, up = self._model.link(upper, lower), self._model.link(lower, upper)
         key = (microbatch, down.figures, up.figures)
-        found = self._borders.get(key)
+        found = self._borders[key]
         if found is None:
             inner = range(self._num_layers - 1)
             boundary_bytes = self._model.tables.boundary_bytes

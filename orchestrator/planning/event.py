@@ -59,7 +59,7 @@ def stage_ends_s(cost: CostModel, group: Group, schedule: str) -> tuple[float, .
     """When the last backward of every stage ends; alike groups are run once per cost model."""
     inflight_S = tuple([stage.inflight for stage in group.stages])
     key = (cost.key(group.stages), inflight_S, group.microbatches, schedule)
-    found = cost.exact_ends_s.get(key)
+    found = cost.exact_ends_s[key]
     if found is None:
         found = _by_rounds(cost, group, schedule)
         if found is None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Group, Stage
@@ -20,6 +20,9 @@ from orchestrator.planning.pipeline import (
     pipeline_s,
     steady,
 )
+
+if TYPE_CHECKING:
+    from orchestrator.planning.fading import Fading
 
 SLOW_LINK_RATIO = 0.10  # of the longest stage: from here on more microbatches are kept in flight
 
@@ -69,11 +72,12 @@ class GroupModel(Likeness):
 
     def __init__(self, problem: PlanningProblem) -> None:
         super().__init__(problem)
-        self._seconds: dict[tuple[int, int, int, int], tuple[float, float]] = {}
-        self._updates: dict[tuple[int, int, int], float] = {}
-        self._chains: dict[tuple[object, ...], _ChainFigures] = {}
-        self._inflight: dict[tuple[object, ...], tuple[int, ...]] = {}
-        self._figures: dict[tuple[object, ...], GroupFigures] = {}
+        new = self.memories.new
+        self._seconds: Fading[tuple[int, int, int, int], tuple[float, float]] = new()
+        self._updates: Fading[tuple[int, int, int], float] = new()
+        self._chains: Fading[tuple[object, ...], _ChainFigures] = new()
+        self._inflight: Fading[tuple[object, ...], tuple[int, ...]] = new()
+        self._figures: Fading[tuple[object, ...], GroupFigures] = new()
         self._seen: dict[str, ByIdentity[Group, GroupFigures]] = {}  # by schedule
 
     def following(self, problem: PlanningProblem) -> Self | None:
@@ -83,7 +87,7 @@ class GroupModel(Likeness):
         """
         mine = self.problem
         if (
-            len(self._chains) > MAX_FOLLOWED
+            max(len(self._chains), len(self._numbers)) > MAX_FOLLOWED
             or problem.model != mine.model
             or problem.batch_samples != mine.batch_samples
             or problem.microbatch_samples != mine.microbatch_samples
@@ -91,6 +95,7 @@ class GroupModel(Likeness):
             or problem.memory_margin_ratio != mine.memory_margin_ratio
         ):
             return None
+        self.memories.follow()
         other = copy(self)
         other._look_anew(problem, self.memory.following(problem))
         other._seen = {}
@@ -105,7 +110,7 @@ class GroupModel(Likeness):
             ValueError: If the profile has no times for the team's kind and size.
         """
         key = (self.alike(team), first_layer, end_layer, microbatch)
-        found = self._seconds.get(key)
+        found = self._seconds[key]
         if found is None:
             times, slowdown = (
                 self.tables.times(team.kind, team.size, microbatch),
@@ -122,7 +127,7 @@ class GroupModel(Likeness):
 
     def _chain(self, stages: tuple[Stage, ...], microbatch: int) -> _ChainFigures:
         key = (self.key(stages), microbatch)
-        found = self._chains.get(key)
+        found = self._chains[key]
         if found is None:
             found = self._chains[key] = self._build_chain(stages, microbatch)
         return found
@@ -204,7 +209,7 @@ class GroupModel(Likeness):
         count = num_microbatches if schedule == "gpipe" else min(num_microbatches, longest)
         chain_key = self.key(stages)
         key = (chain_key, microbatch, count, schedule, replicated)
-        inflight_S = self._inflight.get(key)
+        inflight_S = self._inflight[key]
         if inflight_S is None:
             if schedule == "gpipe":
                 inflight_S = (count,) * len(stages)
@@ -285,7 +290,7 @@ class GroupModel(Likeness):
             group.microbatches,
             schedule,
         )
-        found = self._figures.get(key)
+        found = self._figures[key]
         if found is None:
             found = self._figures[key] = self._build_figures(group, schedule)
         return found
@@ -331,7 +336,7 @@ class GroupModel(Likeness):
 
     def _update_s(self, stage: Stage) -> float:
         key = (self.alike(stage.team), stage.first_layer, stage.end_layer)
-        found = self._updates.get(key)
+        found = self._updates[key]
         if found is None:
             team, size = stage.team, self.problem.microbatch_samples
             table = self.tables.times(team.kind, team.size, size).update_s

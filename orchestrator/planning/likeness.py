@@ -5,6 +5,7 @@ from itertools import pairwise
 from orchestrator.core.cluster import Device, Link, Team
 from orchestrator.core.plan import Stage
 from orchestrator.core.slot import PlanningProblem
+from orchestrator.planning.fading import Memories
 from orchestrator.planning.identity import ByIdentity
 from orchestrator.planning.memory import MemoryModel
 from orchestrator.planning.tables import LayerTables
@@ -18,6 +19,7 @@ class Likeness:
 
     def __init__(self, problem: PlanningProblem) -> None:
         self.tables = LayerTables(problem.model)
+        self.memories = Memories()
         self._numbers: dict[tuple[object, ...], int] = {}  # of teams and of links
         self._look_anew(problem, MemoryModel(problem, self.tables))
 

@@ -62,7 +62,7 @@ def cut_options(
     if len(teams) > cost.problem.model.num_layers:
         return ()
     key = (cost.chain_key(teams), microbatch, schedule)
-    found = cost.cuts.get(key)
+    found = cost.cuts[key]
     if found is None:
         found = cost.cuts[key] = _cuts(cost, teams, microbatch, schedule)
     return found
@@ -78,7 +78,7 @@ def _busiest(cost: CostModel, teams: tuple[Team, ...], microbatch: int) -> tuple
     if len(teams) > cost.problem.model.num_layers:
         return inf, False
     key = (cost.chain_key(teams), microbatch)
-    found = cost.busiest.get(key)
+    found = cost.busiest[key]
     if found is None:
         borders, one_S = _borders(cost, teams, microbatch), [1] * len(teams)
         every = (

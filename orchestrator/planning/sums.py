@@ -1,11 +1,13 @@
 """Gradient sums between groups with different cuts: which there are, their time and cost."""
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import NamedTuple
 
 from orchestrator.core.cluster import ClusterState, Device, Link, Team
 from orchestrator.core.plan import Group, Segment, Stage, segments
 from orchestrator.core.schedule import list_schedule
+from orchestrator.planning.fading import Fading, Memories
 from orchestrator.planning.identity import MAX_KEPT, ByIdentity
 from orchestrator.planning.tables import LayerTables
 
@@ -88,6 +90,14 @@ class _Member(NamedTuple):
     team_size: int
 
 
+class _Row(NamedTuple):
+    """The members of every stage of a group, and the number that such rows share."""
+
+    members: tuple[int, ...]
+    number: int
+    alike: Alike  # whose it is, kept as long as it is found by which object that is
+
+
 class _Ring(NamedTuple):
     """What passes around a ring of owners has to do with."""
 
@@ -118,13 +128,27 @@ class GradientSums:
         self._tables, self._cluster = tables, cluster
         self._members: list[_Member] = []
         self._numbers: dict[tuple[object, ...], int] = {}  # of members
-        self._rows: dict[tuple[int, int, int], tuple[list[int], object]] = {}  # by ids
+        self._row_numbers: dict[tuple[int, ...], int] = {}
+        self._cut_numbers: dict[tuple[int, ...], int] = {}
+        self._memories = Memories()
+        self._rings: Fading[tuple[int, ...], _Ring] = self._memories.new()
+        self._costs: Fading[tuple[tuple[int, ...], float], tuple[float, float]]
+        self._costs = self._memories.new()
+        self._known: Fading[tuple[int, ...], _Sums] = self._memories.new()
+        self._meet_anew()
+
+    def _meet_anew(self) -> None:
+        """Know no groups and teams as the objects that they are."""
+        self._rows: dict[tuple[int, int, int], _Row] = {}  # by ids
         self._cuts: ByIdentity[tuple[Stage, ...], int] = ByIdentity()  # numbers of stages
         self._alone = ByIdentity[tuple[Stage, ...], Alike]()
-        self._cut_numbers: dict[tuple[int, ...], int] = {}
-        self._rings: dict[tuple[int, ...], _Ring] = {}
-        self._costs: dict[tuple[tuple[int, ...], float], tuple[float, float]] = {}
-        self._known: dict[tuple[int, ...], _Sums] = {}
+
+    def following(self) -> "GradientSums":
+        """The sums of a problem with the same devices and links, whose groups are other objects."""
+        self._memories.follow()
+        other = copy(self)
+        other._meet_anew()
+        return other
 
     def together(
         self, groups: Sequence[Group], alike: Sequence[Alike] | None = None
@@ -145,7 +169,7 @@ class GradientSums:
     ) -> tuple[float, float]:
         """Seconds and dollars of one of so many equal sums, of chains that have no cuts yet."""
         rows = self._rows_of([alike for _, alike in chains])
-        members = tuple([row[stage * len(row) // stages] for row in rows])
+        members = tuple([m[stage * len(m) // stages] for m, _, _ in rows])
         whole = self._tables.sizes(self._tables.smallest_team).param_bytes[-1]
         return self._ring(members, whole / stages)
 
@@ -175,8 +199,8 @@ class GradientSums:
             alike = [self._alone.of(group.stages, alone) for group in groups]
         cuts_G = [self._cuts.of(group.stages, self._cut_number) for group in groups]
         rows_G = self._rows_of(alike)
-        key = (*cuts_G, *map(id, rows_G))
-        found = self._known.get(key)
+        key = (*cuts_G, *[row.number for row in rows_G])
+        found = self._known[key]
         if found is None:
             found = self._known[key] = self._build(groups, cuts_G, rows_G, alike)
         return found
@@ -190,7 +214,7 @@ class GradientSums:
         self,
         groups: Sequence[Group],
         cuts_G: Sequence[int],
-        rows_G: Sequence[list[int]],
+        rows_G: Sequence[_Row],
         alike: Sequence[Alike],
     ) -> _Sums:
         patterns: dict[int, list[int]] = {}
@@ -201,7 +225,7 @@ class GradientSums:
         listed = list_sums([groups[p[0]] for p in groups_P], self._tables, replicated=replicated)
         found = []
         for owners, size_bytes in listed:
-            members = tuple([rows_G[g][s] for p, s in owners for g in groups_P[p]])
+            members = tuple([rows_G[g].members[s] for p, s in owners for g in groups_P[p]])
             found.append(GradientSum(*self._ring(members, size_bytes), owners))
         return _Sums(
             groups_P,
@@ -211,18 +235,17 @@ class GradientSums:
             sum([z.duration_s for z in found]) / min([len(group.stages) for group in groups]),
         )
 
-    def _rows_of(self, alike: Iterable[Alike]) -> list[list[int]]:
+    def _rows_of(self, alike: Iterable[Alike]) -> list[_Row]:
         """Of each a number for the members of every stage."""
-        if len(self._rows) >= MAX_KEPT:  # not in the middle: ids of forgotten rows come again
+        if len(self._rows) >= MAX_KEPT:
             self._rows.clear()
-            self._known.clear()  # its keys have ids of rows
         return [self._row(one) for one in alike]
 
-    def _row(self, alike: Alike) -> list[int]:
+    def _row(self, alike: Alike) -> _Row:
         key = (id(alike.first), id(alike.second), alike.num_groups)
         known = self._rows.get(key)
         if known is None:
-            row = []
+            row: list[int] = []
             for first, second in zip(alike.first, alike.second, strict=True):
                 ends = (first.device_ids[0], second.device_ids[0] if alike.num_groups > 1 else "")
                 figures = (*ends, alike.num_groups, first.size)
@@ -234,19 +257,21 @@ class GradientSums:
                         _Member(_ring_order(one), one, last, alike.num_groups, first.size)
                     )
                 row.append(number)
-            known = self._rows[key] = row, alike
-        return known[0]
+            members = tuple(row)
+            number = self._row_numbers.setdefault(members, len(self._row_numbers))
+            known = self._rows[key] = _Row(members, number, alike)
+        return known
 
     def _ring(self, members: tuple[int, ...], size_bytes: float) -> tuple[float, float]:
         """Duration and dollars of one sum: every hop carries each chunk twice but for one round."""
         key = (members, size_bytes)
-        found = self._costs.get(key)
+        found = self._costs[key]
         if found is None:
             found = self._costs[key] = self._ring_costs(members, size_bytes)
         return found
 
     def _ring_costs(self, members: tuple[int, ...], size_bytes: float) -> tuple[float, float]:
-        ring = self._rings.get(members)
+        ring = self._rings[members]
         if ring is None:
             ring = self._rings[members] = self._make_ring([self._members[m] for m in members])
         rounds, chunk = 2 * (ring.num_members - 1), size_bytes / ring.num_members

@@ -16,6 +16,7 @@ from orchestrator.planning.blocks import without_surcharges
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.curves import SPAN, Curves, Option, common_end
 from orchestrator.planning.event import retime
+from orchestrator.planning.fading import Fading, Memories
 from orchestrator.planning.space import Space, State, Trial
 from orchestrator.planning.sums import Alike
 from orchestrator.planning.variations import Variations
@@ -80,10 +81,11 @@ class Evaluator:
         self._batch, self._schedules = problem.batch_samples, problem.schedules
         self._curves: Curves = Curves(self.cost, before._curves if known and before else None)
         self._make_groups()
-        self._choices: dict[tuple[State, str], tuple[float, list[Option]]] = {}
-        self._promises: dict[State, tuple[float, float]] = {}
+        self._memories = Memories()  # of all prices
+        self._choices: Fading[tuple[State, str], tuple[float, list[Option]]] = self._memories.new()
+        self._promises: Fading[State, tuple[float, float]] = self._memories.new()
+        self._old_prices: Fading[State, tuple[Trial, ...]] = self._memories.new()
         self._trials: dict[State, tuple[Trial, ...]] = {}
-        self._old_prices: dict[State, tuple[Trial, ...]] = {}
         self.polished: dict[State, Trial] = {}
         """States with their best boundaries, sizes and shares, whatever V and Q found them:
         on the same devices the faster plan is the better one but for egress."""
@@ -122,7 +124,9 @@ class Evaluator:
         other.cost, other.space = cost, space
         other._curves = Curves(cost, self._curves)
         other._make_groups()
-        other._trials, other._old_prices = {}, {**self._old_prices, **self._trials}
+        self._memories.follow()
+        self._old_prices.update(self._trials)
+        other._trials = {}
         other.polished, other.polish_gain = {}, self.polish_gain.forgotten()
         return other
 
@@ -132,10 +136,10 @@ class Evaluator:
         A schedule whose pipelines promise no more than those of one before it is left out.
         """
         found = self._trials.get(state)
-        if found is None and state in self._old_prices:
+        if found is None and (at_old_prices := self._old_prices[state]) is not None:
             found = self._trials[state] = tuple(
                 replace(trial, estimate=self.estimate(trial.groups, trial.alike, trial.schedule))
-                for trial in self._old_prices.pop(state)
+                for trial in at_old_prices
             )
         if found is None:
             every: list[Trial] = []
@@ -179,7 +183,7 @@ class Evaluator:
         return hoped
 
     def _promised(self, state: State) -> tuple[float, float]:
-        found = self._promises.get(state)
+        found = self._promises[state]
         if found is None:
             chains = self.space.shown(state)
             most = hoped = 0.0
@@ -201,7 +205,7 @@ class Evaluator:
     def _choice(self, state: State, schedule: str) -> tuple[float, list[Option]]:
         """The common end of all pipelines, and the cuts and sizes that reach it."""
         key = (state, schedule)
-        found = self._choices.get(key)
+        found = self._choices[key]
         if found is None:
             chains = self.space.shown(state)
             num_groups = sum(count for _, count in chains)

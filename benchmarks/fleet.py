@@ -116,9 +116,8 @@ class Fleet:
     def __init__(self, devices: Sequence[str]) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"  # the fork server passes it on
         self.devices = tuple(devices)
-        self._lives = 0
         self._number = 0
-        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store: TCPStore | None = None
         self._pipes: list[Connection] = []
         self.processes: list[Any] = []
         self._answers: list[dict[int, tuple[bool, Any]]] = [{} for _ in self.devices]
@@ -150,12 +149,9 @@ class Fleet:
     def start(self, spec: WorkerSpec) -> list[Any]:
         """Give every process a new worker of this spec, and join them."""
         infos = self.each("start", [(spec, device) for device in self.devices])
-        self._lives += 1
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         world = len(self.devices)
-        self.each(
-            "connect",
-            [("127.0.0.1", self.store.port, r, world, f"life{self._lives}") for r in range(world)],
-        )
+        self.each("connect", [("127.0.0.1", self._store.port, r, world) for r in range(world)])
         return infos
 
     def send(

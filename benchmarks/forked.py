@@ -130,6 +130,12 @@ class _Method:
 
 
 @dataclass(frozen=True, slots=True)
+class _Shell(_Method):
+    def options(self, **options: object) -> "_Shell":
+        return self
+
+
+@dataclass(frozen=True, slots=True)
 class _Context:
     def get_node_id(self) -> str:
         return NODE
@@ -141,11 +147,11 @@ class ForkedActors:
     def __init__(self) -> None:
         self._started: list[_Actor] = []
 
-    def remote(self, **options: object) -> Callable[[Callable[..., object]], _Method]:
-        """``remote(...)(cls).remote(*args)`` starts an actor; resources are not counted."""
+    def remote(self, **options: object) -> Callable[[Callable[..., object]], _Shell]:
+        """``remote(...)(cls).options(...).remote(*args)`` starts an actor; resources are free."""
 
-        def start(actor_class: Callable[..., object]) -> _Method:
-            return _Method(lambda *args: self._start(actor_class, args))
+        def start(actor_class: Callable[..., object]) -> _Shell:
+            return _Shell(lambda *args: self._start(actor_class, args))
 
         return start
 

@@ -112,9 +112,9 @@ class WorkerActor:
             self._echo.close()
             self._echo = None
 
-    def connect(self, host: str, port: int, rank: int, world_size: int, world: str) -> None:
-        """Join all workers, whose store is served at ``host``; ``world``: see ``Peers.join``."""
-        self._loaded().connect(host, port, rank, world_size, world)
+    def connect(self, host: str, port: int, rank: int, world_size: int) -> None:
+        """Join all workers, whose store is served at ``host``; see ``Peers.join``."""
+        self._loaded().connect(host, port, rank, world_size)
 
     def install(self, assignment: Assignment, wall_zero_s: float | None) -> None:
         """Take a place in a plan: process groups, layer state, Program. Collective.

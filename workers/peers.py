@@ -44,17 +44,14 @@ class Peers:
         """Place among all joined workers; only while joined."""
         return self.groups.rank
 
-    def join(
-        self, store_host: str, store_port: int, rank: int, world_size: int, world: str
-    ) -> None:
+    def join(self, store_host: str, store_port: int, rank: int, world_size: int) -> None:
         """Join with others, after leaving those of before; collective.
 
         Args:
-            store_host: Where the head serves the TCPStore.
+            store_host: Where the head serves a TCPStore, a fresh one for every set of workers.
             store_port: Its port.
             rank: Place of this worker.
             world_size: Number of workers.
-            world: Prefix of the keys in the store; fresh for every set of workers.
 
         Raises:
             LostContactError: If not all of them come in time.
@@ -62,8 +59,7 @@ class Peers:
         self.leave()
         with contact("joining the others"):
             timeout = timedelta(seconds=self._timeout_s)
-            served = TCPStore(store_host, store_port, is_master=False, timeout=timeout)
-            store = PrefixStore(world, served)
+            store = TCPStore(store_host, store_port, is_master=False, timeout=timeout)
             self._groups = ProcessGroups(
                 PrefixStore("groups", store),
                 rank=rank,

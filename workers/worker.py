@@ -91,11 +91,9 @@ class Worker:
             self._model, self._task, self._spec.options, kind=self._device.type, wall=wall
         )
 
-    def connect(
-        self, store_host: str, store_port: int, rank: int, world_size: int, world: str
-    ) -> None:
+    def connect(self, store_host: str, store_port: int, rank: int, world_size: int) -> None:
         """Join all workers of the run; collective, see ``Peers.join``. The layers here stay."""
-        self._peers.join(store_host, store_port, rank, world_size, world)
+        self._peers.join(store_host, store_port, rank, world_size)
 
     # Taking a place in a plan ------------------------------------------------------------
 

@@ -113,19 +113,23 @@ class Recruit:
     started_s: float
 
 
-def start_actor(
-    actors: Any, actor_class: type, place: Place, arguments: tuple[object, ...]
-) -> Member:
-    """Start a worker's process; returns before it is up."""
-    # A bare actor that costs no CPU slot: Ray must never wait for room it does not need.
-    remote: Any = actors.remote(
-        num_cpus=0,
-        num_gpus=place.num_gpus,
-        max_restarts=0,
-        max_concurrency=8,
-        **_where(place.ray_node_id),
-    )(actor_class)
-    return Member(remote.remote(*arguments), actors, place)
+class Starter:
+    """Starts workers' processes, whatever device they are for, from one class that Ray knows."""
+
+    def __init__(self, actors: Any, actor_class: type) -> None:
+        """``actors``: Ray, or what offers as much of it."""
+        self._actors = actors
+        # A bare actor that costs no CPU slot: Ray must never wait for room it does not need. Its
+        # class is told to Ray once, as Ray never forgets one. It keeps no record of the calls:
+        # they come several times a second, and such records are most of what it would keep.
+        self._shell: Any = actors.remote(
+            num_cpus=0, max_restarts=0, max_concurrency=8, enable_task_events=False
+        )(actor_class)
+
+    def start(self, place: Place, arguments: tuple[object, ...]) -> Member:
+        """Start one; returns before it is up."""
+        options = {"num_gpus": place.num_gpus, **_where(place.ray_node_id)}
+        return Member(self._shell.options(**options).remote(*arguments), self._actors, place)
 
 
 def _where(ray_node_id: str | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
@@ -58,9 +59,8 @@ class Order:
 class Crew:
     """Starts, loads and joins workers, and gives them their places in plans.
 
-    They join through one store, which lives as long as this process, and every time under a
-    name of its own: nothing that an earlier world left there, and nobody who still belongs to
-    it, can disturb them.
+    They join through a store of this process, every time through a new one: nothing that an
+    earlier world left, and nobody who still belongs to it, can disturb them.
     """
 
     def __init__(
@@ -95,8 +95,7 @@ class Crew:
         linger_s = min(LINGER_S, config.control.slot_s / 4.0)
         self.fleet = Fleet(WorkerActor, places, arguments, linger_s=linger_s, actors=actors)
         self._host = host
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        self._num_worlds = 0
+        self._stores: deque[TCPStore] = deque(maxlen=2)  # some may not have left the last world
         self._world: tuple[str, ...] = ()  # who is joined, in the order of their ranks
 
     @property
@@ -316,12 +315,12 @@ class Crew:
         return answers
 
     def _addresses(self) -> dict[str, tuple[object, ...]]:
-        """What each worker is told to connect to: a store, its rank, and the name of the world."""
-        self._num_worlds += 1
+        """What each worker is told to connect to: a store that is new, its rank of how many."""
+        store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+        self._stores.append(store)
         members = self.fleet.device_ids
-        place = (len(members), f"world-{self._num_worlds}")
         return {
-            device_id: (self._host, self._store.port, rank, *place)
+            device_id: (self._host, store.port, rank, len(members))
             for rank, device_id in enumerate(members)
         }
 

@@ -308,7 +308,13 @@ def _live(
     """One head from its start to its end."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # No restart: a head that comes back alone has no workers. Threads: the loop, and answers.
-    options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 4, "scheduling_strategy": here}
+    options = {
+        "num_cpus": 0,
+        "max_restarts": 0,
+        "max_concurrency": 4,
+        "scheduling_strategy": here,
+        "enable_task_events": False,  # as of workers
+    }
     shell: Any = ray.remote(**options)(HeadActor)  # type: ignore[call-overload]  # partly typed
     head = shell.remote(config, str(Path.cwd()), os.getpid())
     try:

@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from orchestrator.errors import LostWorkerError, OrchestratorError
-from orchestrator.runtime.actors import Greeting, Member, News, Place, Recruit, start_actor
+from orchestrator.runtime.actors import Greeting, Member, News, Place, Recruit, Starter
 from orchestrator.runtime.trouble import SYMPTOMS, Loss
 
 logger = logging.getLogger(__name__)
@@ -55,12 +55,12 @@ class Fleet:
             actors: Ray, or what offers as much of it.
         """
         self._linger_s, self._actors = linger_s, actors
-        self._actor_class, self._arguments = actor_class, arguments
+        self._starter, self._arguments = Starter(actors, actor_class), arguments
         self._members = {place.device_id: self._start(place) for place in places}
         self._recruits: dict[str, Recruit] = {}
 
     def _start(self, place: Place) -> Member:
-        return start_actor(self._actors, self._actor_class, place, self._arguments(place))
+        return self._starter.start(place, self._arguments(place))
 
     @property
     def device_ids(self) -> tuple[str, ...]:

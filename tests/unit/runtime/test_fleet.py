@@ -17,6 +17,13 @@ class Method:
     remote: Callable[..., object]
 
 
+class Shell(Method):
+    """What starts an actor."""
+
+    def options(self, **options: object) -> "Shell":
+        return self
+
+
 class OutOfReach:
     """An actor; every call of it errs."""
 
@@ -31,8 +38,8 @@ class Actors:
     killed: list[object] = field(default_factory=list)
     error: Exception | None = None
 
-    def remote(self, **options: object) -> Callable[[type], Method]:
-        return lambda actor_class: Method(lambda *arguments: actor_class())
+    def remote(self, **options: object) -> Callable[[type], Shell]:
+        return lambda actor_class: Shell(lambda *arguments: actor_class())
 
     def wait(self, refs: Sequence[object], **options: object) -> tuple[list[object], list[object]]:
         return list(refs), []

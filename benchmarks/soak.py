@@ -37,7 +37,7 @@ class Sample:
     """One look at one process."""
 
     at_s: float
-    memory_bytes: int  # private to it
+    memory_bytes: int  # private to it, and written to
     threads: int
     files: int
     sockets: int
@@ -47,14 +47,15 @@ def look(pid: int, now_s: float) -> Sample:
     """Read /proc. Raises OSError when the process has ended."""
     process = Path("/proc", str(pid))
     rows = (line.split() for line in (process / "smaps_rollup").read_text("utf-8").splitlines())
-    private = sum(int(row[1]) for row in rows if row[0] in ("Private_Clean:", "Private_Dirty:"))
+    # Clean pages are code from files: private or not as other processes that run it come and go.
+    written = next(int(row[1]) for row in rows if row[0] == "Private_Dirty:")
     targets = []
     for file in (process / "fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile, if it only listed this folder
             targets.append(str(file.readlink()))
     num_sockets = sum(target.startswith("socket:") for target in targets)
     threads = len(list((process / "task").iterdir()))
-    return Sample(now_s, 1024 * private, threads, len(targets), num_sockets)
+    return Sample(now_s, 1024 * written, threads, len(targets), num_sockets)
 
 
 def growth(at_s: Sequence[float], values: Sequence[float]) -> float:

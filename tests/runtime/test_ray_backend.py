@@ -1,5 +1,6 @@
 """The backend of real runs at faults that are hard to time with real processes."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -223,7 +224,8 @@ def test_whoever_reaches_no_boundary_is_lost_and_the_others_go_on_where_they_sta
     lost, recovered = seen.events
     assert isinstance(lost, DeviceLost)
     assert lost.device_id == "b-0"
-    assert "reached no step boundary within" in lost.reason
+    # Which is seen first, that it does not stand or that no step ends any more, is a race.
+    assert re.match("it (reached no step boundary|finished no step) within", lost.reason)
     assert isinstance(recovered, Recovered)
     assert (recovered.source, recovered.num_undone) == ("replica", 0)
     alone = make_plan(make_group(DEVICES[:1], (0, 4), (1, 1, 1, 1)), generation=4)

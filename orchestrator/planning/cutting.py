@@ -68,7 +68,7 @@ class CuttingTables:
         """The tables of a model that numbers alike teams the same (``GroupModel.following``)."""
         other = copy(self)
         other._model = proxy(model)
-        if len(self._work) * self._num_layers**2 > MAX_NUMBERS:
+        if self._work.num_known * self._num_layers**2 > MAX_NUMBERS:
             self._work.forget()
             self._fitting.forget()
         return other

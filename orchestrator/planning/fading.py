@@ -1,6 +1,7 @@
 """What is known from earlier states of the cluster, forgotten when later ones do not ask for it."""
 
 from typing import Any, TypeVar
+from weakref import ref
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -23,6 +24,11 @@ class Fading(dict[K, V | None]):
             self[key] = found
         return found
 
+    @property
+    def num_known(self) -> int:
+        """How many keys have a value, those that nobody has asked for lately among them."""
+        return len(self) + len(self._before)
+
     def fade(self) -> None:
         """Forget what nobody has asked for since the last call."""
         self._before = dict(self)
@@ -42,17 +48,20 @@ class Memories:
     """
 
     def __init__(self) -> None:
-        self._all: list[Fading[Any, Any]] = []
+        self._all: list[ref[Fading[Any, Any]]] = []
         self._num_states = 0
 
     def new(self) -> Fading[Any, Any]:
-        """One more of them."""
-        self._all.append(Fading())
-        return self._all[-1]
+        """One more of them, which lives as long as somebody holds it."""
+        fading = Fading[Any, Any]()
+        self._all.append(ref(fading))
+        return fading
 
     def follow(self) -> None:
         """One more state begins."""
         self._num_states += 1
         if self._num_states % KEPT_STATES == 0:
-            for fading in self._all:
+            held = [(fading, one) for one in self._all if (fading := one()) is not None]
+            self._all = [one for _, one in held]
+            for fading, _ in held:
                 fading.fade()

@@ -87,7 +87,7 @@ class GroupModel(Likeness):
         """
         mine = self.problem
         if (
-            max(len(self._chains), len(self._numbers)) > MAX_FOLLOWED
+            max(self._chains.num_known, len(self._numbers)) > MAX_FOLLOWED
             or problem.model != mine.model
             or problem.batch_samples != mine.batch_samples
             or problem.microbatch_samples != mine.microbatch_samples

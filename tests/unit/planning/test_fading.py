@@ -1,3 +1,6 @@
+import gc
+from weakref import ref
+
 import pytest
 
 from orchestrator.planning import fading
@@ -26,6 +29,27 @@ def test_what_faded_once_is_still_known_and_what_is_forgotten_never() -> None:
     assert known["a"] == 1
     known.forget()
     assert known["a"] is known["b"] is None
+
+
+def test_what_faded_once_counts_as_known() -> None:
+    known: Fading[str, int] = Fading()
+    known["a"] = known["b"] = 1
+    known.fade()
+    assert known["a"] == 1
+    assert known.num_known == 2
+
+
+def test_a_dictionary_that_nobody_holds_any_more_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fading, "KEPT_STATES", 1)
+    memories = Memories()
+    held, left = memories.new(), ref(memories.new())
+    gc.collect()
+    assert left() is None
+    memories.follow()
+    held["a"] = 1
+    memories.follow()
+    memories.follow()
+    assert held["a"] is None
 
 
 @pytest.mark.parametrize(("num_states", "found"), [(2, 1), (3, 1), (5, 1), (6, None)])

@@ -4,11 +4,11 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from orchestrator import storage
 from orchestrator.config import RunConfig
@@ -16,6 +16,8 @@ from orchestrator.control.persistence import MANIFEST_FILE, CheckpointStore, Run
 from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.slot import Outcome
 from orchestrator.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = "lock"
@@ -31,32 +33,40 @@ BOUND = (
 def alone_in(run_url: str) -> Iterator[None]:
     """Keep other jobs out of a run's folder: two heads would write two truths into one ledger.
 
-    The system lets go when this process ends, however it ends. Buckets, and disks that know no
-    locks, are not guarded.
+    The system lets go when this process ends, however it ends. Buckets are not guarded, and disks
+    that know no locks with a warning only.
 
     Raises:
         ConfigError: If another job is at work there.
+        OSError: If the folder cannot be written.
     """
-    if "://" in run_url:
+    path = storage.local_path(storage.join(run_url, LOCK_FILE))
+    if path is None:
         yield
         return
-    path = Path(run_url) / LOCK_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                file.seek(0)
-                raise ConfigError(
-                    f"another job ({file.read().strip() or 'unknown'}) is at work in {run_url}; "
-                    "wait for it or stop it, or give run.name another value"
-                ) from None
-        else:
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {os.uname().nodename}")
-            file.flush()
+        _lock(file, run_url)
         yield
+
+
+def _lock(file: IO[str], run_url: str) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            file.seek(0)
+            raise ConfigError(
+                f"another job ({file.read().strip() or 'unknown'}) is at work in {run_url}; "
+                "wait for it or stop it, or give run.name another value"
+            ) from None
+        logger.warning(
+            "%s cannot be locked (%s): see to it that no other job is at work there", run_url, error
+        )
+        return
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {os.uname().nodename}")
+    file.flush()
 
 
 def open_folder(config: RunConfig, resume: str) -> Outcome | None:

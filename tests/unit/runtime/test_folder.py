@@ -1,6 +1,9 @@
 """What a run's folder allows: start, go on, or leave alone."""
 
+import errno
+import fcntl
 import hashlib
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -173,5 +176,26 @@ def test_a_second_job_in_the_same_folder_is_refused_until_the_first_has_ended(
     first.stdout.close()
     with alone_in(str(tmp_path)):
         pass
-    with alone_in("memory://bucket/run"):
+    with alone_in("memory://bucket/run"), alone_in("memory://bucket/run"):
         pass  # not guarded
+
+
+def test_a_folder_is_guarded_however_its_path_is_written(tmp_path: Path) -> None:
+    with (
+        alone_in(str(tmp_path)),
+        pytest.raises(ConfigError, match="another job"),
+        alone_in(f"file://{tmp_path}"),
+    ):
+        pass
+
+
+def test_a_disk_that_knows_no_locks_is_used_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with caplog.at_level(logging.WARNING), alone_in(str(tmp_path)):
+        pass
+    assert f"{tmp_path} cannot be locked ([Errno {errno.ENOLCK}]" in caplog.text

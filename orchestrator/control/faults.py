@@ -125,6 +125,8 @@ class Fault:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} is {value}; it must be positive")
+        if self.bandwidth_ratio is not None and self.bandwidth_ratio > 1:
+            raise ValueError(f"bandwidth_ratio is {self.bandwidth_ratio}; it must not exceed 1")
         if self.peer is not None and self.peer == self.device:
             raise ValueError(f"peer is {self.peer}, the device itself; name the other end")
 

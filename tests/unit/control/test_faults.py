@@ -28,6 +28,10 @@ PRICES = {"fast": 3.0, "slow": 1.0}
             {"kind": "slow_link", "device": "a", "peer": "b", "bandwidth_ratio": 0.0},
             "bandwidth_ratio is 0.0; it must be positive",
         ),
+        (
+            {"kind": "slow_link", "device": "a", "peer": "b", "bandwidth_ratio": 1.5},
+            "bandwidth_ratio is 1.5; it must not exceed 1",
+        ),
         ({"kind": "kill_head", "at_step": -1}, "at_step is -1; it must not be negative"),
     ],
 )

@@ -132,7 +132,7 @@ class WorkerActor:
     def run(self, end_step: int, patience_s: float) -> None:
         """Run steps until held or ``end_step``; what happens goes out through ``poll``.
 
-        ``patience_s``: how long to wait for another in a step.
+        ``patience_s``: how long to wait for others in a step, from its start on.
         """
         worker = self._loaded()
         torch.set_num_threads(self._num_threads)  # counts for the thread that calls it

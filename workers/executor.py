@@ -152,6 +152,23 @@ class StepShare:
         return range(bounds[microbatch], bounds[microbatch + 1])
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long others are waited for in one step: all waits end with it, whenever they begin.
+
+    Who waits at its end would else outlast the head, which counts from the step's start: the head
+    would end all of them, and not only the one that they wait for.
+    """
+
+    deadline_s: float  # of the step, by the monotonic clock
+    least_s: float
+    """Of each wait: who was slow itself is not alone in that, and the others come late as well."""
+
+    def left_s(self, now_s: float) -> float:
+        """How long a wait that begins now may take."""
+        return max(self.least_s, self.deadline_s - now_s)
+
+
 class Executor:
     """Runs the instructions of one stage, step by step."""
 
@@ -165,7 +182,7 @@ class Executor:
     ) -> None:
         self.faults = faults
         self._place, self._stage, self._transport = place, stage, transport
-        self._source, self._patience_s = source, 0.0
+        self._source, self._patience = source, Patience(0.0, 0.0)
         self._programs: dict[tuple[int, ...], tuple[Instruction, ...]] = {}
         self._tickets: dict[tuple[str, int], Ticket] = {}
         self.data_s = 0.0
@@ -177,17 +194,15 @@ class Executor:
         """What came in the last step, by the wall clock."""
         return tuple(self._came.values())
 
-    def run(self, share: StepShare, clock: Clock, patience_s: float) -> None:
+    def run(self, share: StepShare, clock: Clock, patience: Patience) -> None:
         """Run one step's forwards and backwards; sums of loss and weight stay in the stage.
-
-        Each message of a neighbour is waited for at most ``patience_s``.
 
         Raises:
             UserCodeError: If layers, loss, dataset or collate raise.
             PeerLostError: If a neighbour is gone.
             TimeoutError: If one is silent for too long.
         """
-        self._patience_s = patience_s
+        self._patience = patience
         self._stage.start_step()
         self.data_s = self.receive_s = 0.0
         self._came.clear()
@@ -263,7 +278,7 @@ class Executor:
             return None
         started_s = time.monotonic()
         ticket = self._tickets.pop((instruction.op, instruction.microbatch))
-        message = self._transport.receive(ticket, self._patience_s)
+        message = self._transport.receive(ticket, self._patience.left_s(started_s))
         self.receive_s += time.monotonic() - started_s
         self._note(instruction.source, message)
         return message

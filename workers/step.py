@@ -10,7 +10,7 @@ import torch
 from orchestrator.core.plan import Plan, step_range, step_shares
 from orchestrator.core.schedule import BACKWARD, FORWARD
 from orchestrator.core.slot import StepReport, Transfer
-from workers.executor import Clock, Executor, Place, StepShare, StepTimes
+from workers.executor import Clock, Executor, Patience, Place, StepShare, StepTimes
 from workers.reduction import GradientSums
 from workers.stage import Stage
 from workers.update import Ballot, Updater, Verdict, Vote, sum_of_squares
@@ -55,7 +55,7 @@ class Window:
 
     hold: bool
     end_step: int
-    patience_s: float  # how long anybody is waited for meanwhile
+    patience_s: float  # how long others are waited for, from the start of the step on
     due: bool = False  # a checkpoint is
     busy: bool = False  # with writing one
 
@@ -90,6 +90,7 @@ class StepRunner:
     emulated: bool
     state_bytes: Callable[[], int]  # parameters, gradients, optimizer state, buckets
     clock_zero_s: float
+    receive_s: float  # least time of a wait
 
     def agree(self, window: Window, ready_s: float) -> Verdict:
         """Before the first step: the window that all keep to, and when the last worker is ready."""
@@ -107,12 +108,13 @@ class StepRunner:
             PeerLostError, LostContactError: If a worker is gone.
         """
         wall_s, cpu_s = time.monotonic(), time.thread_time()
+        patience = Patience(wall_s + window.patience_s, min(self.receive_s, window.patience_s))
         share = self.samples.share(self.plan, self.place.group_index, step)
         reach = partial(self.executor.faults.reach, step)
         self.clock.begin_step(step, at_s)
-        self.executor.run(share, self.clock, window.patience_s)
+        self.executor.run(share, self.clock, patience)
         worked_s = time.monotonic()
-        self.sums.run(partial(reach, "reduce"), window.patience_s)
+        self.sums.run(partial(reach, "reduce"), patience.left_s(worked_s))
         self.trace.summed = True
         ballot = Ballot(
             squares=sum_of_squares(self.sums.counted()),
@@ -124,7 +126,8 @@ class StepRunner:
             due=window.due,
             busy=window.busy,
         )
-        verdict = self.vote.cast(ballot, partial(reach, "vote"), window.patience_s)
+        left_s = patience.left_s(time.monotonic())
+        verdict = self.vote.cast(ballot, partial(reach, "vote"), left_s)
         voted_s = time.monotonic()
         reach("agreed")
         self.updater.apply(step, verdict, share.num_samples)

@@ -178,6 +178,7 @@ class Worker:
             emulated=emulated is not None,
             state_bytes=lambda: holding.state_bytes() + bucket_bytes,
             clock_zero_s=assignment.clock_zero_s,
+            receive_s=self._spec.timeout_s,
         )
 
     # Steps -------------------------------------------------------------------------------
@@ -229,7 +230,8 @@ class Worker:
     def extend(self, end_step: int, patience_s: float | None = None) -> None:
         """Let the window end at ``end_step``; the run obeys once every active worker knows.
 
-        ``patience_s``: how long to wait for another in a step from now on; as before when absent.
+        ``patience_s``: how long others are waited for in a step from now on, counted from its
+        start; as before when absent.
         """
         self._end_step, self._patience_s = end_step, patience_s or self._patience_s
 

@@ -16,7 +16,6 @@ logger = logging.getLogger(__name__)
 WAKE_S = 0.25
 """Longest wait inside a slot before stop requests and emulated events are looked at again."""
 
-
 MUCH = 1.25
 """A patience that is so many times what the workers were told is worth telling them."""
 
@@ -56,6 +55,7 @@ class Watch:
         self._window_end = 0
         self._moved_s = 0.0  # when a step was last begun or finished
         self._told_s = 0.0  # the patience that the workers have
+        self._had_s = 0.0  # and had before: a step that was under way goes by it to its end
         self._trouble = Trouble()
         self._aborting = False
         self._lost: list[Loss] = []
@@ -80,7 +80,7 @@ class Watch:
     @property
     def _borne_s(self) -> float:
         """How long workers may still wait for each other, whatever they were told last."""
-        return max(self._told_s, self.patience_s)
+        return max(self._had_s, self._told_s, self.patience_s)
 
     def go(self, device_ids: Sequence[str]) -> None:
         """Let these workers run on; nothing happens while they do or when nothing is left."""
@@ -90,7 +90,7 @@ class Watch:
         self.holding = False
         self.running = set(device_ids)
         self._moved_s = time.monotonic()
-        self._told_s = self.patience_s
+        self._told_s = self._had_s = self.patience_s
         self._fleet.tell("run", self._window_end, self._told_s, device_ids=device_ids)
 
     def hold(self) -> None:
@@ -108,7 +108,7 @@ class Watch:
         for loss in losses:
             self._lose(loss)
         if self.progress.next_step > before:
-            self._moved_s = time.monotonic()
+            self._moved_s, self._had_s = time.monotonic(), self._told_s
         remaining = self._window_end - self.progress.next_step
         patience_s = self.patience_s
         is_news = not 1 / MUCH < patience_s / max(self._told_s, 1e-9) < MUCH
@@ -124,7 +124,7 @@ class Watch:
         self._end_stuck()
         if not self._trouble:
             return ()
-        deadline_s = time.monotonic() + 2.0 * self._silent_s
+        deadline_s = time.monotonic() + self._timeouts.receive_s + self._silent_s
         while not self._trouble.cause_is_known(self.running) and time.monotonic() < deadline_s:
             self.pump(WAKE_S)
             self._end_silent(self._silent_s)

@@ -194,6 +194,32 @@ def test_how_long_a_step_may_take_follows_the_steps_that_came_and_starts_anew_wi
     assert watch.patience_s == pytest.approx(0.01 + PATIENT.hold_s)
 
 
+def test_a_step_under_way_goes_by_the_patience_it_began_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The head must outlast whoever waits in it: it would end all, and not the one that is late."""
+    now_s = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    fleet = FakeFleet()
+    watch = watch_of(fleet)
+    watch.step_s = 0.0
+
+    def step(number: int) -> None:
+        fleet.heard = [(d, Said((replace(report(number, d), step_s=0.1),))) for d in BOTH]
+        watch.pump(0.0)
+
+    granted_s = fleet.told[0][2]  # for the second step, too: it had begun when the first was heard
+    assert granted_s == pytest.approx(1.0 + PATIENT.start_s)
+    step(0)
+    assert fleet.told[-1][0] == "extend"
+    assert fleet.told[-1][2] == pytest.approx(0.1 + PATIENT.receive_s)
+    now_s[0] = granted_s + PATIENT.receive_s - 0.1
+    assert watch.events() == ()
+    step(1)
+    now_s[0] += 0.1 + 2 * PATIENT.receive_s + 0.1  # the third goes by what was told since
+    assert {event.device_id for event in watch.events() if isinstance(event, DeviceLost)} == {*BOTH}
+
+
 def test_time_between_plans_is_no_part_of_a_step() -> None:
     """intelligent-machine-learning/dlrover#1727: what passed between two steps raised an alarm."""
     fleet = FakeFleet()

@@ -5,6 +5,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ from benchmarks.fleet import ChildError, Fleet, make_plan
 from orchestrator.core.slot import WorkerFailed
 from orchestrator.runtime.trouble import SYMPTOMS
 from tests.runtime.harness import make_spec
+from workers.executor import Patience, StepTimes
+from workers.faults import NO_FAULTS
+from workers.step import Samples, StepRunner, StepTrace, Window
+from workers.update import Verdict
 
 PLAN = make_plan([([("a", 2), ("b", 2)], (2, 2)), ([("c", 4)], (2, 2))])
 TIMEOUT_S = 50.0  # of collectives; nothing here may come near it
@@ -205,3 +210,44 @@ def test_others_are_waited_for_as_long_as_the_head_says_and_no_longer(
         assert time.monotonic() - started_s < SLOW_S
         assert failures(fleet, [1])["b"].message.startswith(SYMPTOMS)
         fleet.receive(order)
+
+
+def test_all_waits_of_a_step_end_with_it_and_who_was_slow_itself_still_grants_a_receive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who waits at the end of a long step must give up before the head does, which ends all."""
+    now_s, waits = [100.0], {}
+
+    def run(share: object, clock: object, patience: Patience) -> None:
+        waits["message"] = patience.left_s(now_s[0])
+        now_s[0] += 20.0
+
+    def add_up(under_way: object, patience_s: float) -> None:
+        waits["sum"] = patience_s
+        now_s[0] += 8.0
+
+    def vote(ballot: object, under_way: object, patience_s: float) -> Verdict:
+        waits["vote"] = patience_s
+        return Verdict(1.0, 8.0, 1.0, finite=True, hold=False, end_step=9, end_s=0.0)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    clock = SimpleNamespace(begin_step=lambda *_: None, end_step=lambda _: 1.0, times=StepTimes())
+    executor = SimpleNamespace(run=run, faults=NO_FAULTS, receive_s=0.0, data_s=0.0, transfers=())
+    stage = SimpleNamespace(
+        weight_sum=8.0, loss_sum=1.0, peak_stash_bytes=0,
+        work=SimpleNamespace(device=SimpleNamespace(type="cpu")),
+    )  # fmt: skip
+    parts: dict[str, Any] = {
+        "executor": executor, "clock": clock, "stage": stage, "trace": StepTrace(),
+        "sums": SimpleNamespace(run=add_up, counted=lambda: ()),
+        "vote": SimpleNamespace(cast=vote),
+        "updater": SimpleNamespace(apply=lambda *_: None, lr=lambda _: 0.1),
+        "place": SimpleNamespace(group_index=0),
+    }  # fmt: skip
+    plan = make_plan([([("a", 3)], (8,))])
+    runner = StepRunner(
+        device_id="a", plan=plan, samples=Samples(8, 80), emulated=False,
+        state_bytes=lambda: 0, clock_zero_s=0.0, receive_s=5.0, **parts,
+    )  # fmt: skip
+    runner.run(0, 100.0, Window(hold=False, end_step=9, patience_s=30.0))
+    assert waits == {"message": 30.0, "sum": 10.0, "vote": 5.0}

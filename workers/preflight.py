@@ -1,4 +1,4 @@
-"""Before workers join: whether each reaches each other one, with messages of several sizes."""
+"""Whether a worker reaches others, before they join: with messages of several sizes."""
 
 import hmac
 import socket
@@ -11,11 +11,11 @@ from contextlib import suppress
 
 from workers.addresses import address_towards
 
-SIZES_BYTES = (1, 4096, 1 << 18)
+SIZES_BYTES = (1, 4096, 1 << 16)
 """Of the messages that must come back: below, about and far above what one packet holds."""
 
 _LENGTH = struct.Struct("<Q")
-_AT_ONCE = 16  # others that are tried at the same time: an unreachable one takes the whole time
+_AT_ONCE = 32  # others that are tried at the same time: an unreachable one takes the whole time
 
 
 class Echo:

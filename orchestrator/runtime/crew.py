@@ -17,7 +17,7 @@ from orchestrator.core.plan import Move, Plan
 from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.fleet import LINGER_S, SILENT_S, Answer, Fleet
-from orchestrator.runtime.preflight import check_pairs
+from orchestrator.runtime.preflight import MEND, by_node, find_misses, refuse, without
 from orchestrator.runtime.processes import emulated_stages, log_path, worker_spec
 from orchestrator.runtime.truth import StageTruth
 from orchestrator.runtime.watch import Watch
@@ -126,7 +126,8 @@ class Crew:
             LostWorkerError: If nobody is left, or those who are do not find each other.
             OrchestratorError: If two of them do not reach each other.
         """
-        check_pairs(self.fleet, self._host, self._timeouts)
+        speakers = [devices[0] for devices in self._nodes()]
+        refuse(find_misses(self.fleet, speakers, self._host, self._timeouts))
         for _ in self._attempts():
             self._expect_somebody()
             if self._connect(None):
@@ -240,7 +241,8 @@ class Crew:
     def regroup(self, watch: Watch) -> Boundary | None:
         """Bring whoever is left to one step boundary, and join them again; None: nobody is left.
 
-        A step that any of them has applied is applied by all, any other by none.
+        A step that any of them has applied is applied by all, any other by none. Whoever does not
+        reach the others is left out.
 
         Raises:
             LostWorkerError: If those who are left do not find each other.
@@ -251,11 +253,36 @@ class Crew:
             standings = self._ask(watch, "standing", Standing)
             if not standings:
                 return None
+            holders = {d for d, standing in standings.items() if standing.layers}
+            if self.part(watch, sorted(standings, key=lambda d: d not in holders)):
+                continue  # before they try to join: who waits for somebody in vain looks hung
             step, verdict = last_applied(standings)
             self._ask(watch, "settle", NoneType, step, verdict)
             if self._connect(watch):
                 return Boundary(step, _held({d: standings[d] for d in self._world}))
         raise self._apart()
+
+    def part(self, watch: Watch, order: Sequence[str]) -> bool:
+        """End those who do not reach all others, with all of their node; whether there are any.
+
+        Args:
+            watch: Told of them, and of those lost meanwhile.
+            order: Who may be done without; those at the end go first.
+        """
+        nodes = {devices[0]: devices for devices in self._nodes()}
+        dispensable = [device_id for device_id in order if device_id in nodes]
+        if not dispensable:
+            return False  # others of their nodes were found to reach all
+        misses = find_misses(self.fleet, tuple(nodes), self._host, self._timeouts)
+        found = without(misses, dispensable)
+        for speaker, miss in found.items():
+            for device_id in nodes[speaker]:
+                self.fleet.expel(device_id, f"{miss}; it was left out: {MEND}")
+        watch.lose(self.fleet.losses)
+        return bool(found)
+
+    def _nodes(self) -> tuple[tuple[str, ...], ...]:
+        return by_node(self._places[device_id] for device_id in self.fleet.device_ids)
 
     def _attempts(self) -> Iterator[None]:
         """Try again, so often, but anew whenever one more of them is lost."""

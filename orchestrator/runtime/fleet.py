@@ -123,9 +123,8 @@ class Fleet:
                 continue
             member = self._members[device_id]
             if member.lost is None:
-                self.kill(device_id)
-                member.lost = f"{error}; it was ended"
-            losses.append(Loss(device_id, member.lost))
+                self.expel(device_id, f"{error}; it was ended")
+            losses.append(Loss(device_id, str(member.lost)))
         return answers, tuple(losses)
 
     def _calls(
@@ -236,19 +235,29 @@ class Fleet:
             if member.lost is not None or member.asked_s is None:
                 continue
             silent_s = time.monotonic() - member.asked_s - self._linger_s
-            if silent_s > longest_s:
-                self.kill(device_id)
-                member.lost = (
+            if silent_s > longest_s and not self._has_answered(member):
+                reason = (
                     f"{member.out_of_touch} for {silent_s:.0f} s"
                     if member.unreachable
                     else f"it answered nothing for {silent_s:.0f} s and was ended"
                 )
-                losses.append(Loss(device_id, member.lost))
+                losses.append(self.expel(device_id, reason))
         return tuple(losses)
+
+    def _has_answered(self, member: Member) -> bool:
+        """Whether its answer only was not heard yet."""
+        # All may have been asked something that takes long; its silence is counted from before.
+        return member.poll is not None and bool(self._actors.wait([member.poll], timeout=0)[0])
 
     def kill(self, device_id: str) -> None:
         """End one worker's process at once, on whatever node it is."""
         self._members[device_id].kill()
+
+    def expel(self, device_id: str, reason: str) -> Loss:
+        """End one worker, which is lost from now on, for this reason."""
+        self.kill(device_id)
+        self._members[device_id].lost = reason
+        return Loss(device_id, reason)
 
     def enlist(self, place: Place, *arguments: object) -> None:
         """Start one more worker and have it load; it belongs to the fleet once it is ready."""

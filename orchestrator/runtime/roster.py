@@ -62,7 +62,8 @@ class Roster:
         """See who has come and who is about to go; start workers where there are none.
 
         Args:
-            watch: Told of devices that have a worker again.
+            watch: Told of devices that have a worker again, and of such that are of no use: who
+                does not reach all others does not join.
             now_s: On the run's clock.
         """
         fleet, before, events = self._fleet, self._sight, list[ClusterEvent]()
@@ -76,19 +77,25 @@ class Roster:
             events.append(PreemptionNotice(device_id, sight.leaving_s[device_id]))
         for device_id in before.leaving_s.keys() & sight.present.keys() - sight.leaving_s.keys():
             events.append(DeviceJoined(sight.present[device_id].device))  # called off
-        ready, losses = fleet.muster(self._start_s)
+        known = {*fleet.device_ids, *fleet.recruited, *sight.leaving_s}
+        for device_id in sorted(sight.present.keys() - known):
+            if not (fleet.device_ids and self._quarantine.holds(device_id, now_s)):
+                self._crew.enlist(sight.present[device_id].place)
+        return events + self._muster(watch, now_s)
+
+    def _muster(self, watch: Watch, now_s: float) -> list[ClusterEvent]:
+        """Take in new workers that are ready and reach all others."""
+        ready, losses = self._fleet.muster(self._start_s)
         for loss in losses:
             logger.warning("device %s: %s", loss.device_id, loss.reason)
             self._quarantine.lost(loss.device_id, now_s)
         for device_id in ready:
             watch.welcome(device_id)
-            self._devices[device_id] = sight.present[device_id].device
-            events.append(DeviceJoined(self._devices[device_id]))
-        known = {*fleet.device_ids, *fleet.recruited, *sight.leaving_s}
-        for device_id in sorted(sight.present.keys() - known):
-            if not (fleet.device_ids and self._quarantine.holds(device_id, now_s)):
-                self._crew.enlist(sight.present[device_id].place)
-        return events
+        if ready:
+            self._crew.part(watch, ready)
+        there = [d for d in ready if d in self._fleet.device_ids]
+        self._devices |= {d: self._sight.present[d].device for d in there}
+        return [DeviceJoined(self._devices[device_id]) for device_id in there]
 
     def strike(self, loss: Loss, next_step: int, now_s: float) -> DeviceLost:
         """Take note of a loss; whoever was not taken away is kept off for a while."""

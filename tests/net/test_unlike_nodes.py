@@ -132,6 +132,28 @@ def test_two_nodes_that_reach_the_head_but_not_each_other_are_named_before_the_r
     assert run.rows("steps.jsonl") == []
 
 
+def test_two_nodes_that_lose_each_other_in_the_run_cost_one_of_them_and_no_sample(
+    cluster: RayNodes, tmp_path: Path
+) -> None:
+    for node in cluster.nodes:
+        node.limit(ALL_NEEDED)
+    run = start_run(cluster, tmp_path, steps=40)
+    run.wait_until(lambda: len(run.rows("slots.jsonl")) > 2)
+    for node in cluster.nodes[1:]:
+        node.isolate(on=True)
+    try:
+        run.wait_for_end()
+    finally:
+        for node in cluster.nodes[1:]:
+            node.isolate(on=False)
+    told = [row["detail"] for row in run.rows("events.jsonl") if row["kind"] == "lost"]
+    assert len(set(run.lost)) == 1
+    assert "half-0 does not reach device quarter-0" in told[0] or (
+        "quarter-0 does not reach device half-0" in told[0]
+    )
+    run.check_books()
+
+
 def test_a_cut_off_node_and_a_killed_raylet_cost_no_sample(
     cluster: RayNodes, drifting: Run, tmp_path: Path
 ) -> None:

@@ -1,6 +1,6 @@
 """A crew without processes: its workers do as they are told and finish a step whenever heard."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.cluster import Device, Offer
@@ -55,6 +55,7 @@ class FakeCrew:
         self.stuck: str | None = None  # reaches no boundary at which it is asked to hold
         self.failures: dict[str, WorkerFailed] = {}
         self.comes_back = True
+        self.out_of_reach: set[str] = set()  # for the others
         self._gone: list[Loss] = []
         self._told: list[Loss] = []  # not heard of yet
         self._recruits: set[str] = set()
@@ -181,6 +182,11 @@ class FakeCrew:
         self.saved.append(step)
         files = tuple(CheckpointFile(layer, f"layer-{layer}", 1, "0") for layer in holders)
         return (CheckpointPart(step, self._generation, files),)
+
+    def part(self, watch: Watch, order: Sequence[str]) -> bool:
+        left_out = [d for d in order if d in self.out_of_reach]
+        watch.lose([self.die(device_id) for device_id in left_out])
+        return bool(left_out)
 
     def regroup(self, watch: Watch) -> Boundary | None:
         watch.lose(self._told)

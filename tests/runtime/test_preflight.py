@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, cast
 
@@ -12,7 +12,8 @@ from torch import distributed as dist
 
 from orchestrator.control.recovery import FailureOptions
 from orchestrator.errors import OrchestratorError
-from orchestrator.runtime.preflight import check_pairs
+from orchestrator.runtime.actors import Place
+from orchestrator.runtime.preflight import Miss, by_node, find_misses, refuse, without
 from workers.preflight import SIZES_BYTES, Echo, reach
 from workers.process_groups import LostContactError, ProcessGroups
 
@@ -99,18 +100,21 @@ class Callers:
     def __init__(self, device_ids: tuple[str, ...], barred: Mapping[tuple[str, str], str]) -> None:
         self.device_ids, self._barred = device_ids, barred
         self._echoes: dict[str, Echo] = {}
+        self.asked: list[str] = []
 
     def ask(
         self,
         method: str,
         answer: type,
         *arguments: object,
+        device_ids: Iterable[str],
         each: Mapping[str, tuple[Mapping[str, str]]] | None = None,
         **_: object,
     ) -> tuple[dict[str, object], tuple[()]]:
+        self.asked += device_ids
         if method == "listen":
             host, secret, _ = cast("tuple[str, bytes, float]", arguments)
-            self._echoes = {d: Echo(host, secret, TIMEOUT_S) for d in self.device_ids}
+            self._echoes = {d: Echo(host, secret, TIMEOUT_S) for d in device_ids}
             return {d: echo.address for d, echo in self._echoes.items()}, ()
         assert each is not None
         secret, _ = cast("tuple[bytes, float]", arguments)
@@ -119,7 +123,7 @@ class Callers:
             for d, (others,) in each.items()
         }, ()
 
-    def tell(self, method: str) -> None:
+    def tell(self, method: str, *, device_ids: Iterable[str]) -> None:
         assert method == "stop_listening"
         for echo in self._echoes.values():
             echo.close()
@@ -129,16 +133,52 @@ def test_a_pair_that_cannot_talk_is_named_with_address_and_mend_before_the_run()
     """NVIDIA/nccl#794, #1136: an all-reduce over unlike nodes hangs, and names nobody."""
     timeouts = FailureOptions(timeout_s=2.0).timeouts
     devices = ("a100-0", "v100-0", "v100-1")
-    check_pairs(cast("Fleet", Callers(devices, {})), "127.0.0.1", timeouts)
+    refuse(find_misses(cast("Fleet", Callers(devices, {})), devices, "127.0.0.1", timeouts))
     with server(swallow) as address:
         barred = {("v100-1", "a100-0"): address, ("a100-0", "v100-1"): address}
         started_s = time.monotonic()
-        with pytest.raises(OrchestratorError) as caught:
-            check_pairs(cast("Fleet", Callers(devices, barred)), "127.0.0.1", timeouts)
+        fleet = cast("Fleet", Callers(devices, barred))
+        misses = find_misses(fleet, devices, "127.0.0.1", timeouts)
     assert time.monotonic() - started_s < timeouts.hold_s + timeouts.start_s
+    with pytest.raises(OrchestratorError) as caught:
+        refuse(misses)
     told = str(caught.value)
     assert told.startswith(f"device a100-0 does not reach device v100-1 at {address} (a message of")
     assert "and 1 more like this; let TCP pass between their nodes" in told
+
+
+def test_one_device_of_a_node_speaks_for_all_of_it() -> None:
+    places = [Place("a-0", "one"), Place("b-0", "two"), Place("a-1", "one"), Place("c-0")]
+    assert by_node(places) == (("a-0", "a-1"), ("b-0",), ("c-0",))
+    fleet, timeouts = Callers(("a-0", "a-1"), {}), FailureOptions().timeouts
+    assert find_misses(cast("Fleet", fleet), ("a-0",), "127.0.0.1", timeouts) == ()
+    assert fleet.asked == []
+    assert find_misses(cast("Fleet", fleet), ("a-0", "a-1"), "127.0.0.1", timeouts) == ()
+    assert fleet.asked == 2 * ["a-0", "a-1"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "left_out"),
+    [
+        ([], []),
+        (["ad", "bd", "dc"], ["d"]),  # one that nobody reaches, and that reaches nobody
+        (["ab"], ["b"]),  # of two, the later one
+        (["ac", "bc", "cd"], ["c"]),
+        (["ac", "ad", "bc", "bd"], ["d", "c"]),  # two halves: those who came first stay
+    ],
+)
+def test_as_few_as_possible_are_left_out_and_of_two_the_newer(
+    pairs: list[str], left_out: list[str]
+) -> None:
+    misses = [Miss(one, other, "10.0.0.1:1", "refused") for one, other in pairs]
+    found = without(misses, "abcd")
+    assert list(found) == left_out
+    assert all(device in miss.ends for device, miss in found.items())
+
+
+def test_those_who_are_needed_stay_and_so_do_pairs_of_them() -> None:
+    misses = [Miss(one, other, "10.0.0.1:1", "refused") for one, other in ("ac", "ad", "ab")]
+    assert list(without(misses, "cd")) == ["d", "c"]
 
 
 def test_a_sum_that_comes_about_for_nobody_ends_with_an_error_and_a_wrong_one_too(

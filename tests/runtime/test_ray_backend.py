@@ -190,6 +190,24 @@ def test_a_worker_that_takes_a_lost_ones_place_is_joined_first(scene: Scene) -> 
     assert Recovered not in kinds(seen)
 
 
+def test_a_device_that_does_not_reach_the_others_does_not_join_and_disturbs_nobody(
+    scene: Scene,
+) -> None:
+    scene.run(make_plan(make_group(DEVICES[:1], (0, 4), (1, 1, 1, 1))))
+    scene.crew.out_of_reach = {"b-0"}
+    scene.crew.kill("b-0")
+    seen = [scene.backend.observe() for _ in range(6)]
+    told = [event for each in seen for event in each.events]
+    assert {type(event) for event in told} == {DeviceLost}  # every time that it tried
+    assert len(told) >= 2
+    assert {d.device_id for each in seen for d in each.devices} == {"a-0"}
+    assert seen[-1].next_step > seen[0].next_step
+    assert len(scene.crew.installed) == 1
+    scene.crew.out_of_reach = set()
+    while DeviceJoined not in kinds(scene.backend.observe()):
+        pass
+
+
 @pytest.mark.parametrize(("plan", "undone"), [(REPLICAS, False), (CHAIN, True)])
 def test_a_device_lost_while_the_last_checkpoint_is_written_is_survived(
     scene: Scene, plan: Plan, undone: bool

@@ -60,12 +60,19 @@ class Roster:
         self.saved: dict[str, tuple[object, ...]] = {}
         self.dies_in: dict[str, str] = {}
         self.losses: tuple[Loss, ...] = ()
+        self.missed: dict[str, tuple[str, ...]] = {}  # whom each does not reach
+        self.asked: list[str] = []
 
     def greet(self, timeout_s: float) -> dict[str, object]:
         return {}
 
-    def tell(self, method: str) -> None:
+    def tell(self, method: str, *, device_ids: Iterable[str] = ()) -> None:
         pass
+
+    def expel(self, device_id: str, reason: str) -> Loss:
+        self.device_ids = tuple(d for d in self.device_ids if d != device_id)
+        self.losses += (Loss(device_id, reason),)
+        return self.losses[-1]
 
     def ask(
         self,
@@ -77,7 +84,9 @@ class Roster:
         timeout_s: float,
         patience_s: float,
     ) -> tuple[dict[str, object], tuple[Loss, ...]]:
-        assert patience_s == timeout_s or method == "connect", "these wait for nobody"
+        waits = method in ("connect", "standing", "settle")
+        assert patience_s == timeout_s or waits, "these wait for nobody"
+        self.asked.append(method)
         asked = tuple(each or device_ids or self.device_ids)
         if self.dies_in.get(method) in asked:
             loss = Loss(self.dies_in.pop(method), "its process was killed")
@@ -88,8 +97,13 @@ class Roster:
             return {d: TaskInfo(8) for d in self.device_ids if alone and d in asked}, (loss,)
         if method == "save":
             self.saved |= each or {}
+        if method == "reach":
+            return {
+                d: tuple((other, "10.0.0.1:1", "refused") for other in self.missed.get(d, ()))
+                for d in asked
+            }, ()
         found = {"load": TaskInfo(8), "save": CheckpointPart(0, 1, ()), "profile": tiny_profile(),
-                 "listen": "127.0.0.1:1", "reach": ()}  # fmt: skip
+                 "standing": standing(4, 1.0), "listen": "127.0.0.1:1"}  # fmt: skip
         return {d: found.get(method) for d in asked}, ()
 
     def enlist(self, place: Place, *arguments: object) -> None:
@@ -160,6 +174,48 @@ def test_a_device_lost_while_it_measures_is_replaced_by_another_of_its_kind(two:
     cast("Roster", two.fleet).device_ids = ("a-0", "b-0")
     cast("Roster", two.fleet).dies_in = {"profile": "a-0"}
     assert _profiles(two, {"a-0": "t4", "b-0": "v100-16"}).keys() == {"v100-16"}
+
+
+class Ends:
+    """A watch that hears of losses."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+
+    def drain(self) -> None: ...
+
+    def lose(self, losses: Sequence[Loss]) -> None:
+        self.reasons |= {loss.device_id: loss.reason for loss in losses}
+
+
+@pytest.mark.parametrize("missed", [{"a-0": ("c-0",)}, {"c-0": ("a-0",)}])
+def test_one_that_joins_and_reaches_only_some_is_left_out_and_named(
+    two: Crew, missed: dict[str, tuple[str, ...]]
+) -> None:
+    roster = cast("Roster", two.fleet)
+    watch = Ends()
+    roster.missed = missed
+    two.enlist(Place("c-0"))
+    boundary = two.regroup(cast("Watch", watch))
+    assert boundary is not None
+    assert two.is_joined
+    assert two.fleet.device_ids == ("a-0", "b-0")
+    ((device, others),) = missed.items()
+    told = f"device {device} does not reach device {others[0]} at 10.0.0.1:1 (refused); it was left"
+    assert watch.reasons["c-0"].startswith(told)
+
+
+def test_of_two_that_lost_each_other_the_newer_is_left_out_before_they_join_again(
+    two: Crew,
+) -> None:
+    roster = cast("Roster", two.fleet)
+    watch = Ends()
+    roster.missed = {"a-0": ("b-0",), "b-0": ("a-0",)}
+    roster.asked.clear()
+    assert two.regroup(cast("Watch", watch)) is not None
+    assert two.fleet.device_ids == ("a-0",)
+    assert list(watch.reasons) == ["b-0"]
+    assert roster.asked.index("reach") < roster.asked.index("connect")
 
 
 class Deaf:

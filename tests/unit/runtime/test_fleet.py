@@ -100,3 +100,19 @@ def test_a_new_worker_whose_node_has_just_gone_is_lost_and_ends_nothing() -> Non
     assert loss.reason.startswith("its new worker failed: ")
     assert fleet.recruited == frozenset()
     assert fleet.device_ids == ("a-0",)
+
+
+def test_an_answer_that_nobody_has_listened_to_yet_is_no_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All may be asked for something that takes long, such as a checkpoint or to join others."""
+    actors = Actors()
+    fleet = fleet_of(actors)
+    monkeypatch.setattr(actors, "wait", lambda refs, **options: ([], list(refs)))
+    assert fleet.gather(0.0) == ((), ())  # it is asked, and has not answered yet
+    monkeypatch.undo()
+    assert fleet.kill_silent(-1.0) == ()
+    monkeypatch.setattr(actors, "wait", lambda refs, **options: ([], list(refs)))
+    (loss,) = fleet.kill_silent(-1.0)
+    assert loss.reason.startswith("it answered nothing for")
+    assert fleet.losses == (loss,)

@@ -29,7 +29,7 @@ class Timeouts:
     """From asking for a step boundary to standing at it."""
 
     checkpoint_s: float
-    """Writing every layer."""
+    """Writing every layer; joining each other, which is several receives in a row."""
 
     start_s: float
     """Processes, imports and the first process group; the most that a step may take longer."""

@@ -299,7 +299,9 @@ class Crew:
     def _connect(self, watch: Watch | None) -> bool:
         """Let all find each other; False when not all could. ``watch``: told of those lost."""
         each = self._addresses()
-        joined = self._ask(watch, "connect", NoneType, each=each)
+        # Joining is several waits in a row, of a receive each: who waits in vain is not hung.
+        longest_s = self._timeouts.checkpoint_s
+        joined = self._ask(watch, "connect", NoneType, each=each, timeout_s=longest_s)
         if joined.keys() == each.keys():
             self._world = tuple(each)
             return True

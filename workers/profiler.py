@@ -19,6 +19,7 @@ from orchestrator.core.model import (
     TrainingOptions,
     microbatch_sizes,
 )
+from workers import border
 from workers.data import SampleSource, first_input
 from workers.failures import user_code
 from workers.splitting import SplitModel, sample_randomness
@@ -103,28 +104,18 @@ def profile_model(
 
 
 def bytes_of(value: Any) -> int:
-    """Bytes of the tensors in a tensor or a tuple or list of them."""
-    return sum(_nbytes(t) for t in _tensors(value))
+    """Bytes of the tensors in a nest of tuples, lists and dicts."""
+    return sum(map(_nbytes, border.tensors(value)))
 
 
 def _nbytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    return [
-        v for v in (value if isinstance(value, tuple | list) else [value]) if torch.is_tensor(v)
-    ]
-
-
 def _detached(value: Any) -> Any:
     """The same border as a stage would receive it: new tensors, wanting gradients as before."""
-    if isinstance(value, tuple | list):
-        return type(value)([_detached(v) for v in value])
-    if not torch.is_tensor(value):
-        return value
-    # Not a leaf: layers may work in place.
-    return value.detach().requires_grad_(value.requires_grad).clone()
+    # Not leaves: layers may work in place.
+    return border.mapped(value, lambda t: t.detach().requires_grad_(t.requires_grad).clone())
 
 
 class _Bench:
@@ -172,11 +163,13 @@ class _Bench:
         randomness = sample_randomness(0, 0, range(size), index, layer)
         with user_code(place), self._autocast(), randomness:
             value = layer(value)
-        roots = _tensors(value)
-        if index == len(self._model.layers) - 1:
+            is_last = index == len(self._model.layers) - 1
+            value = value if is_last else border.checked(value)
+        roots = list(border.tensors(value))
+        if is_last:
             with user_code("profiling: the loss"), self._autocast():
                 loss_sum, _ = self._task.loss(value, self._batches[size])
-            roots = _tensors(loss_sum)
+            roots = [loss_sum] if torch.is_tensor(loss_sum) else []
         return value, [root for root in roots if root.requires_grad]
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -232,7 +225,7 @@ class _Bench:
     def _likeness(self, index: int) -> Hashable:
         layer, last = self._model.layers[index], index == len(self._model.layers) - 1
         shapes = [
-            tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in _tensors(value))
+            tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in border.tensors(value))
             for value in (self._inputs[index, self.sizes[0]], self.outputs[index])
         ]
         parameters = tuple((tuple(p.shape), p.requires_grad) for p in layer.parameters())

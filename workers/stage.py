@@ -4,31 +4,22 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from orchestrator.core.model import Precision
+from workers import border
 from workers.failures import user_code
 from workers.splitting import sample_randomness
 
 Loss = Callable[[Any, Any], tuple[Any, Any]]
-_BARE, _TUPLE, _LIST = 0, 1, 2  # how the tensors of a border stood in the output
-_NONE, _PLAIN, _GRAD = 0, 1, 2  # what each entry is; only _GRAD gets a gradient back
 
 
 def to_device(value: Any, device: torch.device) -> Any:
     """Return a nest of tuples, lists and dicts with its tensors on ``device``."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: to_device(item, device) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(to_device(item, device) for item in value))
-    if isinstance(value, tuple | list):
-        return type(value)(to_device(item, device) for item in value)
-    return value
+    return border.mapped(value, lambda tensor: tensor.to(device))
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
@@ -126,19 +117,17 @@ class Stage:
     def receive(self, microbatch: int, wire: Sequence[Tensor]) -> Any:
         """Rebuild the input from what the stage before sent."""
         kept = self._kept[microbatch] = _Kept()
-        structure, *codes = wire[0].tolist()
         arrived = iter(wire[1:])
-        values: list[Tensor | None] = []
-        for code in codes:
-            value = None if code == _NONE else next(arrived).to(self.work.device)
-            if value is not None and code == _GRAD:
-                kept.gradients.append(None)
-                index = len(kept.gradients) - 1
-                value = _Inlet.apply(self._token, kept.gradients, index, value)
-            values.append(value)
-        if structure == _BARE:
-            return values[0]
-        return tuple(values) if structure == _TUPLE else values
+
+        def place(wants_gradient: bool) -> Tensor:
+            value = next(arrived).to(self.work.device)
+            if not wants_gradient:
+                return value
+            kept.gradients.append(None)
+            index = len(kept.gradients) - 1
+            return cast("Tensor", _Inlet.apply(self._token, kept.gradients, index, value))
+
+        return border.rebuild(wire[0], place)
 
     def forward(self, microbatch: int, step: int, positions: Sequence[int], value: Any) -> Any:
         """Run the layers on one microbatch; ``positions`` are its samples in the run.
@@ -155,21 +144,16 @@ class Stage:
                 randomness = sample_randomness(self.work.seed, step, positions, index, layer)
                 with user_code(place), self._autocast(), randomness:
                     value = layer(value)
-                    _check_border(value)
+                    if not (self.work.loss and layer is self.work.layers[-1]):
+                        # Not only at a border: whether a model runs must not depend on the plan.
+                        value = border.checked(value)
         return value
 
     def send(self, microbatch: int, value: Any) -> tuple[Tensor, ...]:
         """Return what goes to the next stage: one tensor that describes the others, then those."""
-        values = [value] if isinstance(value, Tensor) else list(value)
-        structure = (
-            _BARE if isinstance(value, Tensor) else (_LIST if isinstance(value, list) else _TUPLE)
-        )
-        codes = [_NONE if v is None else (_GRAD if v.requires_grad else _PLAIN) for v in values]
-        self._kept[microbatch].outputs = tuple(
-            v for v in values if v is not None and v.requires_grad
-        )
-        description = torch.tensor([structure, *codes], dtype=torch.uint8)
-        return (description, *(v.detach() for v in values if v is not None))
+        values = list(border.tensors(value))
+        self._kept[microbatch].outputs = tuple(v for v in values if v.requires_grad)
+        return (border.describe(value), *(v.detach() for v in values))
 
     def finish(self, microbatch: int, step: int, output: Any, batch: Any, num_samples: int) -> None:
         """Last stage: take the loss of a microbatch, as its share of ``num_samples`` of the step.
@@ -248,20 +232,5 @@ class Stage:
         self.peak_stash_bytes = max(self.peak_stash_bytes, held)
 
 
-def _check_border(value: Any) -> None:
-    # In every layer, not only at a border: whether a model runs must not depend on the plan.
-    values = value if isinstance(value, tuple | list) else (value,)
-    for entry in values:
-        if not (isinstance(entry, Tensor) or (entry is None and values is value)):
-            raise TypeError(
-                f"it returned {type(entry).__name__}; a layer returns a tensor, or a tuple of "
-                "tensors and None"
-            )
-
-
 def _shapes(value: Any) -> tuple:
-    if isinstance(value, Tensor):
-        return tuple(value.shape)
-    if isinstance(value, dict):
-        return tuple(_shapes(item) for item in value.values())
-    return tuple(_shapes(item) for item in value) if isinstance(value, tuple | list) else ()
+    return tuple(tuple(tensor.shape) for tensor in border.tensors(value))

@@ -234,6 +234,46 @@ def odd(double: bool = True, frozen: int = 2, width: int = 6) -> Task:
     return Task(layers=layers, loss=squares, dataset=Rows(40, width, dtype=_dtype(double)))
 
 
+class Opened(nn.Module):
+    """Makes the state a dict: activations, what a later layer takes as it is now, a number."""
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"x": x, "skip": x * 0.5, "kept": [x[:, 0] > 0, (None, "as it was")], "step": 0}
+
+
+class Counted(nn.Module):
+    """Works on one entry in place and counts; its dict has another order than the one it got."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.block = Block(width)
+
+    def forward(self, state: dict[str, Any]) -> dict[str, Any]:
+        x = torch.where(state["kept"][0][:, None], self.block(state["x"]), state["x"])
+        return {"step": state["step"] + 1, **state, "x": x} | {"step": state["step"] + 1}
+
+
+class Closed(nn.Module):
+    """The long way round: what the first layers made is added at the end."""
+
+    def forward(self, state: dict[str, Any]) -> Tensor:
+        assert state["kept"][1] == (None, "as it was")
+        return state["x"] * state["step"] + state["skip"]
+
+
+def nested(double: bool = True, width: int = 6) -> Task:
+    """Seven layers with dicts, lists, text and numbers between them, and a skip over all."""
+    layers = [
+        Block(width),
+        Opened(),
+        *(Counted(width) for _ in range(3)),
+        Closed(),
+        nn.Linear(width, width),
+    ]
+    layers = [layer.to(_dtype(double)) for layer in layers]
+    return Task(layers=layers, loss=squares, dataset=Rows(40, width, dtype=_dtype(double)))
+
+
 # User code that fails ------------------------------------------------------------------------
 
 

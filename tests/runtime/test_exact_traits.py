@@ -93,6 +93,17 @@ def test_masks_and_parameters_without_gradient_equal_one_process(
     assert difference(fleet, spec, plan, num_steps=6) <= 1e-12
 
 
+@pytest.mark.parametrize("cut", [2, 4])
+def test_dicts_of_tensors_numbers_and_text_cross_borders(
+    fleet: Fleet, tmp_path: Path, cut: int
+) -> None:
+    spec = make_spec("nested", str(tmp_path), global_batch=9, optimizer=ADAMW)
+    plan = make_plan(
+        [([("a", cut), ("b", 7 - cut)], (2, 2, 1)), ([("c", 3), ("d", 2), ("e", 2)], (1, 3))]
+    )
+    assert difference(fleet, spec, plan, num_steps=6) <= 1e-12
+
+
 def test_bf16_equals_one_process_with_the_same_microbatches(fleet: Fleet, tmp_path: Path) -> None:
     spec = make_spec("mlp", str(tmp_path), global_batch=12, precision="bf16")
     shares = ((4, 3), (3, 2))

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from orchestrator.config import RunConfig
-    from orchestrator.core.model import Task
+    from orchestrator.core.model import Blocks, Task
     from orchestrator.runtime.driver import Result, Trainer
 
-__all__ = ["Result", "RunConfig", "Task", "Trainer"]
+__all__ = ["Blocks", "Result", "RunConfig", "Task", "Trainer"]
 
 _HOMES = {
+    "Blocks": "orchestrator.core.model",
     "Result": "orchestrator.runtime.driver",
     "RunConfig": "orchestrator.config",
     "Task": "orchestrator.core.model",

@@ -18,8 +18,14 @@ class SampleSource:
     same samples in the same places.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, seed: int) -> None:
-        """Wrap ``dataset``; ``collate`` None means torch's ``default_collate``.
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any] | None,
+        seed: int,
+        inputs: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Wrap ``dataset``; see ``Task`` for ``collate`` and ``inputs``.
 
         Raises:
             ConfigError: If the dataset has no length or no sample.
@@ -36,6 +42,7 @@ class SampleSource:
             raise ConfigError("training.task: Task.dataset is empty; give at least one sample")
         self._dataset = dataset
         self._collate = collate or default_collate
+        self._inputs = inputs or _first
         self._seed = seed
         self._orders: dict[int, np.ndarray] = {}  # of the two newest epochs
 
@@ -53,7 +60,10 @@ class SampleSource:
         """The collated samples at these positions; errors of the user's code come through."""
         return self._collate([self._dataset[self.sample_index(p)] for p in positions])
 
+    def first_input(self, batch: Any) -> Any:
+        """What the first layer receives of a batch."""
+        return self._inputs(batch)
 
-def first_input(batch: Any) -> Any:
-    """What the first layer receives: ``batch[0]`` of a tuple or list, else the whole batch."""
+
+def _first(batch: Any) -> Any:
     return batch[0] if isinstance(batch, tuple | list) else batch

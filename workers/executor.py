@@ -13,7 +13,7 @@ from orchestrator.core.plan import Group, Plan
 from orchestrator.core.plan import Stage as PlannedStage
 from orchestrator.core.schedule import FORWARD, Instruction, build_program
 from orchestrator.core.slot import Transfer
-from workers.data import SampleSource, first_input
+from workers.data import SampleSource
 from workers.failures import user_code
 from workers.faults import Injector
 from workers.stage import Stage, to_device
@@ -244,7 +244,11 @@ class Executor:
             batch = self._draw(step, positions)
         self.faults.reach(step, "forward")
         clock.start(instruction.op, len(positions), message.vtime if message else 0.0)
-        value = self._stage.receive(k, message.tensors) if message else first_input(batch)
+        if message:
+            value = self._stage.receive(k, message.tensors)
+        else:
+            with user_code(f"step {step}: Task.inputs"):
+                value = self._source.first_input(batch)
         output = self._stage.forward(k, step, positions, value)
         if self._place.is_last:
             self._stage.finish(k, step, output, batch, share.num_samples)

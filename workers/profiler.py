@@ -20,7 +20,7 @@ from orchestrator.core.model import (
     microbatch_sizes,
 )
 from workers import border
-from workers.data import SampleSource, first_input
+from workers.data import SampleSource
 from workers.failures import user_code
 from workers.splitting import SplitModel, sample_randomness
 from workers.stage import SavedBytes, autocast, to_device
@@ -123,7 +123,7 @@ class _Bench:
 
     def __init__(self, model: SplitModel, task: Task, options: TrainingOptions) -> None:
         self._model, self._task, self._options = model, task, options
-        self._source = SampleSource(task.dataset, task.collate, seed=0)
+        self._source = SampleSource(task.dataset, task.collate, 0, task.inputs)
         self._device = next(
             (p.device for layer in model.layers for p in layer.parameters()), torch.device("cpu")
         )
@@ -142,7 +142,7 @@ class _Bench:
         """Run all layers once; the largest microbatch comes first and tells bytes and FLOP."""
         with user_code("the dataset, while profiling,"):
             self._batches[size] = to_device(self._source.batch(range(size)), self._device)
-        value = first_input(self._batches[size])
+            value = self._source.first_input(self._batches[size])
         told = size == self.sizes[0]
         for index in range(len(self._model.layers)):
             self._inputs[index, size] = value

@@ -14,8 +14,10 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from orchestrator.core.model import Task
+from orchestrator.core.model import Blocks, Task
 from orchestrator.errors import ConfigError, UserCodeError
+from workers.blocks import cut_blocks
+from workers.data import SampleSource
 from workers.failures import USER_ERRORS, user_code, user_traceback
 from workers.randomness import sample_randomness
 
@@ -35,15 +37,16 @@ class Tie:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitModel:
-    """The layers, run one after another, each mapping a tensor or tuple to a tensor or tuple."""
+    """The layers, run one after another, each taking what the one before returned."""
 
     layers: tuple[nn.Module, ...]
-    names: tuple[str, ...]  # prefix of each layer's entries in the user's own state_dict
+    names: tuple[str, ...]
+    prefixes: tuple[str, ...]  # of each layer's entries in the user's own state_dict
     ties: tuple[Tie, ...] = ()
 
     def state_name(self, layer: int, name: str) -> str:
         """The user's own state_dict name of a parameter or buffer of a layer."""
-        return f"{self.names[layer]}.{name}"
+        return f"{self.prefixes[layer]}{name}"
 
     def state_keys(self, layer: int) -> dict[str, str]:
         """The user's own state_dict names of a layer, each with its key in the layer's state."""
@@ -129,18 +132,40 @@ def _after_import(trace: TracebackType | None) -> TracebackType | None:
 def split(task: Task) -> SplitModel:
     """Cut the task's model into layers.
 
-    Accepts a list of modules, an ``nn.ModuleList`` or an ``nn.Sequential``. Parameters that
-    layers share become ties.
+    Accepts a list of modules, an ``nn.ModuleList`` or an ``nn.Sequential``, and any module with
+    ``Task.blocks``. Parameters that layers share become ties.
 
     Raises:
         ConfigError: If the model is something else, or holds a module that cannot be trained
             exactly in microbatches; the message names the module and the alternatives.
+        UserCodeError: If the user's code raises on its way to a model with blocks.
     """
+    if task.blocks is not None:
+        return _split_blocks(task, task.blocks)
     layers, names = _layer_list(task.layers)
     for layer, name in zip(layers, names, strict=True):
-        for inner_name, module in layer.named_modules():
-            _check_module(module, f"{name}.{inner_name}".rstrip("."))
-    return SplitModel(layers, names, _ties(layers))
+        _check_modules(layer, f"{name}.")
+    return SplitModel(layers, names, tuple(f"{name}." for name in names), _ties(layers))
+
+
+def _split_blocks(task: Task, blocks: Blocks) -> SplitModel:
+    if not isinstance(task.layers, nn.Module):
+        raise ConfigError(
+            f"training.task: Task.layers is a {type(task.layers).__name__}, but Task.blocks is "
+            "of a model; pass the model as layers, or leave blocks out"
+        )
+    _check_modules(task.layers, "")
+    source = SampleSource(task.dataset, task.collate, 0, task.inputs)
+    with user_code("the dataset"):
+        value = source.first_input(source.batch((0,)))
+    units = cut_blocks(task.layers, blocks, value)
+    layers = tuple(units.values())
+    return SplitModel(layers, tuple(units), ("",) * len(layers), _ties(layers))
+
+
+def _check_modules(model: nn.Module, prefix: str) -> None:
+    for name, module in model.named_modules():
+        _check_module(module, f"{prefix}{name}".rstrip("."))
 
 
 def _layer_list(model: Any) -> tuple[tuple[nn.Module, ...], tuple[str, ...]]:

@@ -59,8 +59,8 @@ def unpack(header: Tensor, flat: Tensor) -> Tensors:
 class ModelState:
     """The layers of the whole model, of which this worker holds some.
 
-    A layer not held keeps its modules but no memory. Parameters keep their identity, so ties
-    between layers survive every move.
+    A layer not held keeps its modules but no memory. Parameters and buffers keep their identity,
+    so what layers share, or the user's functions hold, survives every move.
     """
 
     def __init__(self, layers: Sequence[nn.Module], device: torch.device) -> None:
@@ -115,7 +115,7 @@ class ModelState:
             }
         for key, value in tensors.items():
             if key.startswith("buffer/"):
-                _set_buffer(module, key.removeprefix("buffer/"), value.to(self.device))
+                module.get_buffer(key.removeprefix("buffer/")).data = value.to(self.device)
         self.held |= {layer}
 
     def begin(self, layer: int) -> None:
@@ -133,7 +133,7 @@ class ModelState:
         self.held = self.held & frozenset(layers)
         held = [self.layers[i] for i in self.held]
         parameters = {id(p) for module in held for p in module.parameters()}
-        modules = {id(m) for module in held for m in module.modules()}  # a module may stand twice
+        buffers = {id(b) for module in held for b in module.buffers()}
         for index, layer in enumerate(self.layers):
             if index in self.held:
                 continue
@@ -141,10 +141,9 @@ class ModelState:
                 if id(parameter) not in parameters:
                     parameter.data = torch.empty(0, dtype=parameter.dtype, device=self.device)
                     self._optimizer_state.pop(parameter, None)
-            for module in layer.modules():
-                if id(module) not in modules:
-                    for name, buffer in module.named_buffers(recurse=False):
-                        setattr(module, name, buffer.new_empty(0))
+            for buffer in layer.buffers():
+                if id(buffer) not in buffers:
+                    buffer.data = buffer.new_empty(0)
 
     def give_to(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Hand the optimizer the state of its parameters; both share the tensors from then on."""
@@ -191,11 +190,6 @@ class ModelState:
                 digest.update(pack({key: tensor})[1].numpy().tobytes())
             found[layer] = digest.hexdigest()
         return found
-
-
-def _set_buffer(module: nn.Module, name: str, value: Tensor) -> None:
-    owner_name, _, leaf = name.rpartition(".")
-    setattr(module.get_submodule(owner_name), leaf, value)
 
 
 def load_weights(model: SplitModel, url: str) -> None:

@@ -78,7 +78,9 @@ class Worker:
         self._model = split(self._task)
         if options.init_from is not None:
             load_weights(self._model, options.init_from)
-        self._source = SampleSource(self._task.dataset, self._task.collate, spec.seed)
+        self._source = SampleSource(
+            self._task.dataset, self._task.collate, spec.seed, self._task.inputs
+        )
         dataset_samples = self._source.num_samples
         self._samples = Samples(options.global_batch, options.num_samples(dataset_samples))
         return TaskInfo(dataset_samples)

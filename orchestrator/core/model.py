@@ -25,11 +25,26 @@ MAX_MICROBATCHES = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """How a model with like blocks in its middle runs in parts; all three close over the model.
+
+    ``embed(value)`` takes what the model would and returns the state, ``block(i, state)`` runs
+    block i and returns the next state, ``head(state)`` returns what the loss takes. A state is a
+    tensor, or a dict (tuple, list) of tensors, numbers and None.
+    """
+
+    embed: Callable[[Any], Any]
+    block: Callable[[int, Any], Any]
+    head: Callable[[Any], Any]
+    count: int | None = None  # of blocks; None: those of the longest ModuleList of one class
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What the user's callable returns; ``training.task`` names the callable.
 
-    ``layers`` is a list of ``nn.Module`` run one after another, or an ``nn.Module`` that can
-    be split. ``loss(output, batch)`` returns (sum over samples, sum of weights); the gradient
+    ``layers`` is a list of ``nn.Module`` run one after another, or an ``nn.Module`` with
+    ``blocks``. ``loss(output, batch)`` returns (sum over samples, sum of weights); the gradient
     of a step is that of (sum of sums) / (sum of weights) over the global batch. ``dataset``
     is a torch map-style dataset; ``collate`` defaults to torch's ``default_collate``.
     """
@@ -39,6 +54,9 @@ class Task:
     dataset: Any
     eval_dataset: Any = None  # nothing evaluates it in this version
     collate: Callable[[list[Any]], Any] | None = None
+    blocks: Blocks | None = None
+    inputs: Callable[[Any], Any] | None = None
+    """What the first layer takes of a batch; None: ``batch[0]`` of a tuple or list, else all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

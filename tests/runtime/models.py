@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestrator.core.model import Task
+from orchestrator.core.model import Blocks, Task
 
 IGNORED = -100
 
@@ -272,6 +272,75 @@ def nested(double: bool = True, width: int = 6) -> Task:
     ]
     layers = [layer.to(_dtype(double)) for layer in layers]
     return Task(layers=layers, loss=squares, dataset=Rows(40, width, dtype=_dtype(double)))
+
+
+# A model with blocks, as people write them ----------------------------------------------------
+
+
+class Layer(nn.Module):
+    """Attention over what the mask leaves, with positions that turn queries and keys."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor, turns: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).chunk(3, dim=-1)
+        scores = (query * turns) @ (key * turns).transpose(1, 2) / x.shape[-1] ** 0.5
+        scores = scores.masked_fill(~mask[:, None, :], -1e9)
+        return x + self.out(scores.softmax(-1) @ value)
+
+
+class Body(nn.Module):
+    """What a larger model would hold its layers in."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, width, padding_idx=0)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(count))
+        self.norm = nn.LayerNorm(width)
+        self.register_buffer("turns", torch.linspace(0.5, 1.5, 9)[:, None], persistent=False)
+
+
+class Speaker(nn.Module):
+    """A language model whose head shares the words' vectors; a start vector of its own."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.full((width,), 0.1))
+        self.body = Body(width, count)
+        self.score = nn.Linear(width, 11, bias=False)
+        self.score.weight = self.body.words.weight
+        self.idle = nn.Parameter(torch.ones(3))
+
+    def embed(self, tokens: Tensor) -> dict[str, Tensor]:
+        x = self.body.words(tokens) + self.start
+        return {"x": x, "mask": tokens != 0, "turns": self.body.turns[: tokens.shape[1]]}
+
+    def block(self, i: int, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        x = self.body.layers[i](state["x"], state["mask"], state["turns"])
+        return {**state, "x": x}
+
+    def head(self, state: dict[str, Tensor]) -> Tensor:
+        return self.score(self.body.norm(state["x"]))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        state = self.embed(tokens)
+        for i in range(len(self.body.layers)):
+            state = self.block(i, state)
+        return self.head(state)
+
+
+def speaker(double: bool = True, width: int = 6, count: int = 4) -> Task:
+    """Six layers: what embeds, four blocks, a head tied to what embeds."""
+    model = Speaker(width, count).to(_dtype(double))
+    return Task(
+        layers=model,
+        blocks=Blocks(embed=model.embed, block=model.block, head=model.head),
+        loss=cross_entropy,
+        dataset=Sentences(40, 11, 8, ragged=True),
+        collate=pad,
+    )
 
 
 # User code that fails ------------------------------------------------------------------------

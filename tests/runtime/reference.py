@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from workers.data import SampleSource
 from workers.randomness import sample_randomness
-from workers.splitting import load_task
+from workers.splitting import load_task, split
 from workers.worker import WorkerSpec
 
 Shares = Sequence[Sequence[int]]  # per group the samples of its microbatches
@@ -26,8 +26,8 @@ def train_alone(
     torch.set_num_threads(1)  # as in the workers: the bits depend on it
     options = spec.options
     task = load_task(spec.task, spec.task_args, spec.seed)
-    layers = nn.ModuleList(task.layers)
-    source = SampleSource(task.dataset, task.collate, spec.seed)
+    layers = nn.ModuleList(split(task).layers if task.blocks else task.layers)
+    source = SampleSource(task.dataset, task.collate, spec.seed, task.inputs)
     parameters = [p for p in layers.parameters() if p.requires_grad]
     classes = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
     optimizer = classes[options.optimizer.name](
@@ -83,7 +83,9 @@ def _loss(
 ) -> tuple[Tensor, Any]:
     step, positions = place
     batch = source.batch(positions)
-    value = batch[0]
+    value = source.first_input(batch)
+    if task.blocks:
+        return task.loss(task.layers(value), batch)  # the user's own forward, whole
     with torch.autocast("cpu", torch.bfloat16, enabled=spec.options.precision == "bf16"):
         for index, layer in enumerate(layers):
             with sample_randomness(spec.seed, step, positions, index):

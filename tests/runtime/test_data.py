@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from orchestrator.errors import ConfigError, UserCodeError
-from workers.data import SampleSource, first_input
+from workers.data import SampleSource
 
 pytestmark = pytest.mark.runtime
 
@@ -47,9 +47,11 @@ def test_the_users_collate_is_used() -> None:
 
 
 def test_the_first_layer_gets_the_first_entry_of_a_tuple_or_list_else_all() -> None:
-    assert first_input((1, 2)) == 1
-    assert first_input([3, 4]) == 3
-    assert first_input({"x": 1}) == {"x": 1}
+    source = SampleSource([1], None, 0)
+    assert source.first_input((1, 2)) == 1
+    assert source.first_input([3, 4]) == 3
+    assert source.first_input({"x": 1}) == {"x": 1}
+    assert SampleSource([1], None, 0, inputs=len).first_input((1, 2)) == 2
 
 
 def test_an_empty_dataset_is_refused() -> None:

@@ -104,6 +104,15 @@ def test_dicts_of_tensors_numbers_and_text_cross_borders(
     assert difference(fleet, spec, plan, num_steps=6) <= 1e-12
 
 
+@pytest.mark.parametrize("cut", [1, 3])
+def test_a_model_with_blocks_equals_its_own_forward(fleet: Fleet, tmp_path: Path, cut: int) -> None:
+    spec = make_spec("speaker", str(tmp_path), global_batch=9, optimizer=ADAMW)
+    plan = make_plan(
+        [([("a", cut), ("b", 6 - cut)], (2, 2, 1)), ([("c", 2), ("d", 3), ("e", 1)], (1, 3))]
+    )
+    assert difference(fleet, spec, plan, num_steps=6) <= 1e-12
+
+
 def test_bf16_equals_one_process_with_the_same_microbatches(fleet: Fleet, tmp_path: Path) -> None:
     spec = make_spec("mlp", str(tmp_path), global_batch=12, precision="bf16")
     shares = ((4, 3), (3, 2))

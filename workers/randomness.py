@@ -40,10 +40,19 @@ _MAY_DRAW = frozenset({
     functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
     functional.alpha_dropout, functional.feature_alpha_dropout, functional.gumbel_softmax,
     functional.multi_head_attention_forward, functional.scaled_dot_product_attention,
+    _aten.dropout.default, _aten.scaled_dot_product_attention.default, _aten.bernoulli.default,
+    _aten.rand.default, _aten.randn.default, _aten.rand_like.default, _aten.randn_like.default,
+    _aten.native_dropout.default, _aten.bernoulli_.float, _aten.uniform_.default,
+    _aten.normal_.default, _aten.exponential_.default,
     torch.dropout, torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.bernoulli,
     Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_,
 })  # fmt: skip
 """What is looked into: watching every operation at the dispatcher costs 3.5 us each, not 1 us."""
+
+
+_ATTENTION = (
+    functional.scaled_dot_product_attention, _aten.scaled_dot_product_attention.default,
+)  # fmt: skip
 
 
 class _PerSample:
@@ -131,7 +140,7 @@ class _Watch(TorchFunctionMode):
 
 def _draws_nothing(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Attention without dropout, which most models have, keeps its fused kernel."""
-    if func is not functional.scaled_dot_product_attention:
+    if func not in _ATTENTION:
         return False
     dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
     return not dropout

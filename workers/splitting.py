@@ -14,9 +14,11 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from orchestrator.core.model import Blocks, Task
+from orchestrator.core.model import Task
 from orchestrator.errors import ConfigError, UserCodeError
 from workers.blocks import cut_blocks
+from workers.border import tensors
+from workers.cutter import cut_graph
 from workers.data import SampleSource
 from workers.failures import USER_ERRORS, user_code, user_traceback
 from workers.randomness import sample_randomness
@@ -26,6 +28,10 @@ __all__ = ["SplitModel", "Tie", "build_task", "load_task", "sample_randomness", 
 _OVER_BATCHES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _OVER_SAMPLES = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 """Layers that keep statistics of what they have seen; the latter where they are told to."""
+
+
+SAMPLES = (3, 5, 7, 11)
+"""How many samples a model is looked at with that nobody named the parts of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,27 +146,48 @@ def split(task: Task) -> SplitModel:
             exactly in microbatches; the message names the module and the alternatives.
         UserCodeError: If the user's code raises on its way to a model with blocks.
     """
-    if task.blocks is not None:
-        return _split_blocks(task, task.blocks)
+    if task.blocks is not None or (
+        isinstance(task.layers, nn.Module)
+        and not isinstance(task.layers, nn.Sequential | nn.ModuleList)
+    ):
+        return _split_module(task)
     layers, names = _layer_list(task.layers)
     for layer, name in zip(layers, names, strict=True):
         _check_modules(layer, f"{name}.")
     return SplitModel(layers, names, tuple(f"{name}." for name in names), _ties(layers))
 
 
-def _split_blocks(task: Task, blocks: Blocks) -> SplitModel:
-    if not isinstance(task.layers, nn.Module):
+def _split_module(task: Task) -> SplitModel:
+    """A whole model, in the parts that the user named, or where torch finds that least crosses."""
+    model = task.layers
+    if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"training.task: Task.layers is a {type(task.layers).__name__}, but Task.blocks is "
-            "of a model; pass the model as layers, or leave blocks out"
+            f"training.task: Task.layers is a {type(model).__name__}, but Task.blocks is of a "
+            "model; pass the model as layers, or leave blocks out"
         )
-    _check_modules(task.layers, "")
+    _check_modules(model, "")
     source = SampleSource(task.dataset, task.collate, 0, task.inputs)
-    with user_code("the dataset"):
-        value = source.first_input(source.batch((0,)))
-    units = cut_blocks(task.layers, blocks, value)
+
+    def inputs(num_samples: int) -> Any:
+        with user_code("the dataset"):
+            return source.first_input(source.batch(range(num_samples)))
+
+    if task.blocks:
+        units = cut_blocks(model, task.blocks, inputs(1))
+    else:
+        units = cut_graph(model, _distinct(inputs))
     layers = tuple(units.values())
     return SplitModel(layers, tuple(units), ("",) * len(layers), _ties(layers))
+
+
+def _distinct(inputs: Callable[[int], Any]) -> Any:
+    """Input of some samples, whose number is the length of nothing else in it."""
+    for num_samples in SAMPLES:
+        value = inputs(num_samples)
+        others = {length for t in tensors(value) for length in t.shape[1:]}
+        if num_samples not in others:
+            break
+    return value
 
 
 def _check_modules(model: nn.Module, prefix: str) -> None:

@@ -29,27 +29,20 @@ class Unit(nn.Module):
         """Run the function."""
         return self._run(value)
 
-    def hold_module(self, name: str, module: nn.Module) -> None:
-        """Hold a module that the model has under this name."""
+    def hold(self, name: str, part: nn.Module | Tensor, *, persistent: bool = True) -> None:
+        """Hold what the model has under this name; ``persistent``: a buffer's."""
         path, _, leaf = name.rpartition(".")
-        self._holder(path).add_module(leaf, module)
-
-    def hold_tensor(self, name: str, tensor: Tensor, *, persistent: bool) -> None:
-        """Hold a parameter or buffer by itself; one that is in no state_dict: not persistent."""
-        path, _, leaf = name.rpartition(".")
-        holder = self._holder(path)
-        if isinstance(tensor, nn.Parameter):
-            holder.register_parameter(leaf, tensor)
+        holder: nn.Module = self
+        for step in filter(None, path.split(".")):
+            if not hasattr(holder, step):
+                holder.add_module(step, nn.Module())
+            holder = holder.get_submodule(step)
+        if isinstance(part, nn.Module):
+            holder.add_module(leaf, part)
+        elif isinstance(part, nn.Parameter):
+            holder.register_parameter(leaf, part)
         else:
-            holder.register_buffer(leaf, tensor, persistent=persistent)
-
-    def _holder(self, path: str) -> nn.Module:
-        found: nn.Module = self
-        for part in filter(None, path.split(".")):
-            if not hasattr(found, part):
-                found.add_module(part, nn.Module())
-            found = found.get_submodule(part)
-        return found
+            holder.register_buffer(leaf, part, persistent=persistent)
 
     def __repr__(self) -> str:
         """What it looks like, without its place in the model."""
@@ -92,19 +85,26 @@ class Belongings:
 
     Args:
         model: The user's module.
-        apart: Modules that no unit holds as a part of a larger one: the blocks.
+        blocks: Modules that no unit holds as a part of a larger one.
     """
 
-    def __init__(self, model: nn.Module, apart: Sequence[nn.Module]) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, blocks: Sequence[nn.Module] = ()) -> None:
         self._names = {id(module): name for name, module in model.named_modules()}
-        whole = {id(module) for module in apart}
+        whole = {id(module) for module in blocks}
         self._mixed = {
             id(module)
             for module in model.modules()
             if id(module) not in whole and any(id(inner) in whole for inner in module.modules())
         }
-        self._held: set[int] = set()  # tensors, by id
+        kept = set(model.state_dict(keep_vars=True))
+        self._tensors = [  # under each of its names: all of them are in the state_dict
+            (name, tensor, name in kept)
+            for name, tensor in (
+                *model.named_parameters(remove_duplicate=False),
+                *model.named_buffers(remove_duplicate=False),
+            )
+        ]
+        self._held: set[int] = set()
 
     def hand(self, unit: Unit, uses: Uses) -> None:
         """Let the unit hold what it used: whole modules, and tensors that are in none of them."""
@@ -113,24 +113,17 @@ class Belongings:
             inside = any(module is inner for whole in chosen for inner in whole.modules())
             if not inside and id(module) in self._names and id(module) not in self._mixed:
                 chosen.append(module)
-                unit.hold_module(self._names[id(module)], module)
+                unit.hold(self._names[id(module)], module)
         mine = {id(t) for module in chosen for t in (*module.parameters(), *module.buffers())}
         self._held |= mine
         self._hold(unit, uses.tensors - mine)
 
     def hand_rest(self, unit: Unit) -> None:
         """Let the unit hold what nobody used: it is part of the model's state all the same."""
-        everything = {id(t) for t in (*self._model.parameters(), *self._model.buffers())}
-        self._hold(unit, everything - self._held)
+        self._hold(unit, {id(tensor) for _, tensor, _ in self._tensors} - self._held)
 
     def _hold(self, unit: Unit, ids: set[int]) -> None:
-        # Under each of its names: all of them are in the model's state_dict.
-        for name, tensor in (
-            *self._model.named_parameters(remove_duplicate=False),
-            *self._model.named_buffers(remove_duplicate=False),
-        ):
+        for name, tensor, is_kept in self._tensors:
             if id(tensor) in ids:
                 self._held.add(id(tensor))
-                owner = self._model.get_submodule(name.rpartition(".")[0])
-                is_kept = name.rpartition(".")[2] not in owner._non_persistent_buffers_set
-                unit.hold_tensor(name, tensor, persistent=is_kept)
+                unit.hold(name, tensor, persistent=is_kept)

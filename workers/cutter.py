@@ -1,0 +1,228 @@
+"""A model cut between its operations, as torch.export tells them, where least has to cross."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from orchestrator.errors import ConfigError
+from workers import border
+from workers.failures import user_code, user_traceback
+from workers.units import Belongings, Unit, Uses
+
+WINDOW = 12
+"""Operations before and behind a cut, none of which has less to cross."""
+
+MAX_UNITS = 128
+
+MEND = "pass a layer list, or say in Task.blocks how the model runs in parts"
+
+_CHECKS = frozenset({torch.ops.aten._assert_tensor_metadata.default})
+"""Of what the export assumed: types differ under autocast."""
+
+
+def call_model(model: Callable[..., Any], value: Any) -> Any:
+    """What the model makes of its input: a dict are keywords, a tuple or list arguments."""
+    args, kwargs = _arguments(value)
+    return model(*args, **kwargs)
+
+
+def _arguments(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(value, dict):
+        return (), value
+    return (tuple(value) if isinstance(value, tuple | list) else (value,)), {}
+
+
+def cut_graph(model: nn.Module, value: Any) -> dict[str, Unit]:
+    """Units by name, in the order in which they run.
+
+    Args:
+        model: Any module; ``call_model`` says how it is called.
+        value: Its input, of some samples whose number is no other length in it.
+
+    Raises:
+        ConfigError: If torch cannot tell what the model does, or it changes its buffers.
+        UserCodeError: If the model raises.
+    """
+    with user_code(f"training.task: {type(model).__name__}"), torch.no_grad():
+        call_model(model, value)
+    exported = _exported(model, value)
+    story = _Story(exported.module(), tuple(value) if isinstance(value, dict) else None)
+    with torch.random.fork_rng(), torch.no_grad():
+        sizes = _Sizes(story.graph)
+        sizes.run(*pytree.tree_leaves(_arguments(value)), enable_io_processing=False)
+    bounds = [0, *_cuts(story, sizes.bytes_of), len(story.nodes)]
+    belongings, units = Belongings(model), dict[str, Unit]()
+    for first, end in itertools.pairwise(bounds):
+        part = story.nodes[first:end]
+        unit = Unit(story.part(first, end, exported.call_spec.out_spec), _looks(part))
+        belongings.hand(unit, Uses(tensors={id(story.attribute(n)) for n in attributes_of(part)}))
+        units[_name(part, units)] = unit
+    belongings.hand_rest(unit)
+    return units
+
+
+def _exported(model: nn.Module, value: Any) -> torch.export.ExportedProgram:
+    args, kwargs = _arguments(value)
+
+    def lengths(leaf: Any) -> Any:
+        every = range(leaf.dim()) if isinstance(leaf, Tensor) else ()
+        return dict.fromkeys(every, torch.export.Dim.AUTO) or None
+
+    shapes = pytree.tree_map(lengths, kwargs or args)
+    place = f"training.task: Task.layers, a {type(model).__name__}, cannot be cut automatically"
+    try:
+        exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        line = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"{place}: {line}; {MEND}. It was here:\n{user_traceback(error)}"
+        ) from error
+    changed = exported.graph_signature
+    if names := [*changed.buffers_to_mutate.values(), *changed.user_inputs_to_mutate.values()]:
+        raise ConfigError(
+            f"{place}: it changes {names[0]!r} while it runs, so that the result would depend on "
+            f"the plan; keep what it computes with fixed, or {MEND}"
+        )
+    return exported
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Runs some operations on the values that they take, by name."""
+
+    graph: fx.GraphModule
+    taken: tuple[str, ...]
+    keys: tuple[str, ...] | None  # of a dict that the model is called with
+    is_first: bool
+    out_spec: pytree.TreeSpec | None  # of the last part
+
+    def __call__(self, value: Any) -> Any:
+        if not self.is_first:
+            made = self.graph(*[value[name] for name in self.taken])
+        else:
+            value = {key: value[key] for key in self.keys} if self.keys else value
+            made = self.graph(*pytree.tree_leaves(_arguments(value)))
+        return made if self.out_spec is None else pytree.tree_unflatten(made, self.out_spec)
+
+
+class _Story:
+    """What a model does, operation by operation."""
+
+    def __init__(self, graph: fx.GraphModule, keys: tuple[str, ...] | None) -> None:
+        self.graph, self._keys = graph, keys
+        every = list(graph.graph.nodes)
+        self.inputs = [node for node in every if node.op == "placeholder"]
+        self.output = next(node for node in every if node.op == "output")
+        self.nodes = [
+            node for node in every if node.op == "call_function" and node.target not in _CHECKS
+        ]
+        place = {node: i for i, node in enumerate(self.nodes)}
+        place[self.output] = len(self.nodes)
+        self.born = dict.fromkeys(self.inputs, -1) | {n: place[n] for n in self.nodes}
+        self.last_use = {
+            node: max((place[user] for user in node.users if user in place), default=-1)
+            for node in self.born
+        }
+
+    def crossing(self, at: int) -> list[fx.Node]:
+        """Values that exist before operation ``at``, and are needed by it or later."""
+        return [n for n, born in self.born.items() if born < at <= self.last_use[n]]
+
+    def attribute(self, node: fx.Node) -> Any:
+        """The parameter, buffer or constant that a node gets."""
+        owner, _, name = str(node.target).rpartition(".")
+        return getattr(self.graph.get_submodule(owner), name)
+
+    def part(self, first: int, end: int, out_spec: pytree.TreeSpec) -> _Part:
+        """Operations ``first`` to ``end`` by themselves."""
+        is_last = end == len(self.nodes)
+        taken = self.crossing(first) if first else self.inputs
+        graph = fx.Graph()
+        copies = {node: graph.placeholder(node.name) for node in taken}
+
+        def copied(node: fx.Node) -> fx.Node:
+            if node not in copies and node.op == "get_attr":
+                copies[node] = graph.get_attr(str(node.target))
+            return copies[node]
+
+        for node in self.nodes[first:end]:
+            copies[node] = graph.node_copy(node, copied)
+        if is_last:
+            graph.output(fx.map_arg(self.output.args[0], copied))
+        else:
+            graph.output({node.name: copied(node) for node in self.crossing(end)})
+        return _Part(
+            fx.GraphModule(self.graph, graph),
+            tuple(node.name for node in taken),
+            self._keys,
+            not first,
+            out_spec if is_last else None,
+        )
+
+
+class _Sizes(fx.Interpreter):
+    """Runs the model once; bytes of what every operation makes."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.bytes_of: dict[fx.Node, int] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """As without the count."""
+        if n.op == "call_module":  # guards, of sizes that other batches do not have
+            return None
+        value = super().run_node(n)
+        self.bytes_of[n] = sum(t.numel() * t.element_size() for t in border.tensors(value))
+        return value
+
+
+def _cuts(story: _Story, bytes_of: dict[fx.Node, int]) -> list[int]:
+    """Between which operations least crosses, as far as one sees; each part has parameters."""
+    crossing = [sum(bytes_of[n] for n in story.crossing(at)) for at in range(len(story.nodes))]
+    found: list[int] = []
+    for at in range(1, len(crossing)):
+        around = crossing[max(1, at - WINDOW) : at + WINDOW + 1]
+        is_new = not found or at - found[-1] > 1 or crossing[at] != crossing[found[-1]]
+        if crossing[at] == min(around) and is_new:
+            found.append(at)
+    holds = [any(_is_parameter(story, n) for n in attributes_of([node])) for node in story.nodes]
+    kept: list[int] = []
+    for at in found:  # what has no parameters goes with the part behind it
+        if any(holds[kept[-1] if kept else 0 : at]):
+            kept.append(at)
+    while kept and not any(holds[kept[-1] :]):
+        kept.pop()
+    while len(kept) >= MAX_UNITS:
+        kept.remove(max(kept, key=lambda at: crossing[at]))
+    return kept
+
+
+def _is_parameter(story: _Story, node: fx.Node) -> bool:
+    return isinstance(story.attribute(node), nn.Parameter)
+
+
+def attributes_of(nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
+    """Parameters, buffers and constants that operations take."""
+    for node in nodes:
+        yield from (n for n in node.all_input_nodes if n.op == "get_attr")
+
+
+def _looks(nodes: Sequence[fx.Node]) -> str:
+    """Operations and shapes, without names: parts that do the same look the same."""
+    return "\n".join(
+        f"{node.target} {[getattr(n.meta.get('val'), 'shape', None) for n in node.all_input_nodes]}"
+        for node in nodes
+    )
+
+
+def _name(nodes: Sequence[fx.Node], taken: dict[str, Unit]) -> str:
+    """After the module of its first parameter."""
+    first = next((str(n.target) for n in attributes_of(nodes)), "operations.")
+    name = first.rpartition(".")[0] or first
+    same = sum(other == name or other.startswith(f"{name}#") for other in taken)
+    return f"{name}#{same + 1}" if same else name

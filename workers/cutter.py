@@ -75,6 +75,7 @@ def _exported(model: nn.Module, value: Any) -> torch.export.ExportedProgram:
 
     shapes = pytree.tree_map(lengths, kwargs or args)
     place = f"training.task: Task.layers, a {type(model).__name__}, cannot be cut automatically"
+    hook = model.register_forward_hook(lambda _model, _args, output: _told(output))
     try:
         exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
@@ -82,6 +83,8 @@ def _exported(model: nn.Module, value: Any) -> torch.export.ExportedProgram:
         raise ConfigError(
             f"{place}: {line}; {MEND}. It was here:\n{user_traceback(error)}"
         ) from error
+    finally:
+        hook.remove()
     changed = exported.graph_signature
     if names := [*changed.buffers_to_mutate.values(), *changed.user_inputs_to_mutate.values()]:
         raise ConfigError(
@@ -89,6 +92,13 @@ def _exported(model: nn.Module, value: Any) -> torch.export.ExportedProgram:
             f"the plan; keep what it computes with fixed, or {MEND}"
         )
     return exported
+
+
+def _told(output: Any) -> Any:
+    """The output without what torch cannot tell of, for instance caches: no loss takes those."""
+    return pytree.tree_map(
+        lambda leaf: leaf if isinstance(leaf, (Tensor, *border.PLAIN_TYPES)) else None, output
+    )
 
 
 @dataclass(frozen=True, slots=True)

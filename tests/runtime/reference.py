@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from workers.cutter import call_model
 from workers.data import SampleSource
 from workers.randomness import sample_randomness
 from workers.splitting import load_task, split
@@ -26,7 +27,7 @@ def train_alone(
     torch.set_num_threads(1)  # as in the workers: the bits depend on it
     options = spec.options
     task = load_task(spec.task, spec.task_args, spec.seed)
-    layers = nn.ModuleList(split(task).layers if task.blocks else task.layers)
+    layers = nn.ModuleList(task.layers if isinstance(task.layers, list) else split(task).layers)
     source = SampleSource(task.dataset, task.collate, spec.seed, task.inputs)
     parameters = [p for p in layers.parameters() if p.requires_grad]
     classes = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
@@ -84,8 +85,8 @@ def _loss(
     step, positions = place
     batch = source.batch(positions)
     value = source.first_input(batch)
-    if task.blocks:
-        return task.loss(task.layers(value), batch)  # the user's own forward, whole
+    if isinstance(task.layers, nn.Module):  # the user's own forward, whole
+        return task.loss(call_model(task.layers, value), batch)
     with torch.autocast("cpu", torch.bfloat16, enabled=spec.options.precision == "bf16"):
         for index, layer in enumerate(layers):
             with sample_randomness(spec.seed, step, positions, index):

@@ -1,10 +1,12 @@
 """The user's task: import it, build it, and cut its model into layers that any stage can run."""
 
 import importlib
+import logging
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,9 +18,10 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from orchestrator.core.model import Task
 from orchestrator.errors import ConfigError, UserCodeError
+from workers.agreement import check_agreement
 from workers.blocks import cut_blocks
 from workers.border import tensors
-from workers.cutter import cut_graph
+from workers.cutter import MEND, call_model, cut_graph
 from workers.data import SampleSource
 from workers.failures import USER_ERRORS, user_code, user_traceback
 from workers.randomness import sample_randomness
@@ -29,6 +32,8 @@ _OVER_BATCHES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNor
 _OVER_SAMPLES = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 """Layers that keep statistics of what they have seen; the latter where they are told to."""
 
+
+logger = logging.getLogger(__name__)
 
 SAMPLES = (3, 5, 7, 11)
 """How many samples a model is looked at with that nobody named the parts of."""
@@ -177,7 +182,27 @@ def _split_module(task: Task) -> SplitModel:
     else:
         units = cut_graph(model, _distinct(inputs))
     layers = tuple(units.values())
+    whole = partial(call_model, model)
+    if _runs(whole, inputs(2), parts_are_the_users=task.blocks is not None):
+        # Another number of samples than the model was looked at with.
+        check_agreement(whole, layers, inputs(2), MEND)
     return SplitModel(layers, tuple(units), ("",) * len(layers), _ties(layers))
+
+
+def _runs(whole: Callable[[Any], Any], value: Any, *, parts_are_the_users: bool) -> bool:
+    """Whether the whole model takes what its first part does; else nothing is to be compared."""
+    if not parts_are_the_users:
+        return True
+    try:
+        with torch.random.fork_rng(), torch.no_grad():
+            whole(value)
+    except Exception as error:
+        logger.warning(
+            "Task.blocks was not compared with the whole model, which does not take the input of "
+            "its first part: %s: %s", type(error).__name__, error,
+        )  # fmt: skip
+        return False
+    return True
 
 
 def _distinct(inputs: Callable[[int], Any]) -> Any:

@@ -45,7 +45,7 @@ def cut_graph(model: nn.Module, value: Any) -> dict[str, Unit]:
         value: Its input, of some samples whose number is no other length in it.
 
     Raises:
-        ConfigError: If torch cannot tell what the model does, or it changes its buffers.
+        ConfigError: If torch cannot tell what the model does.
         UserCodeError: If the model raises.
     """
     with user_code(f"training.task: {type(model).__name__}"), torch.no_grad():
@@ -85,12 +85,6 @@ def _exported(model: nn.Module, value: Any) -> torch.export.ExportedProgram:
         ) from error
     finally:
         hook.remove()
-    changed = exported.graph_signature
-    if names := [*changed.buffers_to_mutate.values(), *changed.user_inputs_to_mutate.values()]:
-        raise ConfigError(
-            f"{place}: it changes {names[0]!r} while it runs, so that the result would depend on "
-            f"the plan; keep what it computes with fixed, or {MEND}"
-        )
     return exported
 
 

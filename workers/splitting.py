@@ -4,7 +4,8 @@ import importlib
 import logging
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -177,16 +178,31 @@ def _split_module(task: Task) -> SplitModel:
         with user_code("the dataset"):
             return source.first_input(source.batch(range(num_samples)))
 
-    if task.blocks:
-        units = cut_blocks(model, task.blocks, inputs(1))
-    else:
-        units = cut_graph(model, _distinct(inputs))
+    with _unchanged_buffers(model):
+        if task.blocks:
+            units = cut_blocks(model, task.blocks, inputs(1))
+        else:
+            units = cut_graph(model, _distinct(inputs))
     layers = tuple(units.values())
     whole = partial(call_model, model)
     if _runs(whole, inputs(2), parts_are_the_users=task.blocks is not None):
         # Another number of samples than the model was looked at with.
         check_agreement(whole, layers, inputs(2), MEND)
     return SplitModel(layers, tuple(units), ("",) * len(layers), _ties(layers))
+
+
+@contextmanager
+def _unchanged_buffers(model: nn.Module) -> Iterator[None]:
+    """Refuse a model that changes its buffers when it runs: each group would have its own."""
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    yield
+    for name, buffer in model.named_buffers():
+        if name in before and not torch.equal(before[name], buffer):
+            raise ConfigError(
+                f"training.task: a {type(model).__name__} changes its buffer {name!r} while it "
+                "runs, so that the result would depend on the plan; keep it as it is, or compute "
+                "what it holds from the input"
+            )
 
 
 def _runs(whole: Callable[[Any], Any], value: Any, *, parts_are_the_users: bool) -> bool:

@@ -59,7 +59,7 @@ def test_a_shared_parameter_is_one_tie_with_its_name_in_each_layer() -> None:
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        (nn.Linear(2, 2), "is a Linear.*pass a layer list"),
+        ("gpt2", "is a str.*pass a layer list"),
         ([], "empty; pass a layer list"),
         ([nn.Linear(2, 2), torch.relu], "entry 1 of Task.layers.*pass a layer list"),
         ([nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1))], "'0.1' is a BatchNorm2d.*GroupNo"),

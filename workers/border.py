@@ -55,16 +55,20 @@ def _named(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
+def leaves(value: Any) -> Iterator[Any]:
+    """What stands in a nest, tensors or not, in its order."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        yield value
+        return
+    for item in value:
+        yield from leaves(item)
+
+
 def tensors(value: Any) -> Iterator[Tensor]:
     """The tensors of a nest, in its order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors(item)
+    return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

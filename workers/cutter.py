@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
 from orchestrator.errors import ConfigError
 from workers import border
@@ -21,8 +20,8 @@ MAX_UNITS = 128
 
 MEND = "pass a layer list, or say in Task.blocks how the model runs in parts"
 
-_CHECKS = frozenset({torch.ops.aten._assert_tensor_metadata.default})
-"""Of what the export assumed: types differ under autocast."""
+_CHECKS = "aten._assert_"
+"""What the export assumed: types differ under autocast."""
 
 
 def call_model(model: Callable[..., Any], value: Any) -> Any:
@@ -54,7 +53,7 @@ def cut_graph(model: nn.Module, value: Any) -> dict[str, Unit]:
     story = _Story(exported.module(), tuple(value) if isinstance(value, dict) else None)
     with torch.random.fork_rng(), torch.no_grad():
         sizes = _Sizes(story.graph)
-        sizes.run(*pytree.tree_leaves(_arguments(value)), enable_io_processing=False)
+        sizes.run(*border.leaves(_arguments(value)), enable_io_processing=False)
     bounds = [0, *_cuts(story, sizes.bytes_of), len(story.nodes)]
     belongings, units = Belongings(model), dict[str, Unit]()
     for first, end in itertools.pairwise(bounds):
@@ -68,16 +67,12 @@ def cut_graph(model: nn.Module, value: Any) -> dict[str, Unit]:
 
 def _exported(model: nn.Module, value: Any) -> torch.export.ExportedProgram:
     args, kwargs = _arguments(value)
-
-    def lengths(leaf: Any) -> Any:
-        every = range(leaf.dim()) if isinstance(leaf, Tensor) else ()
-        return dict.fromkeys(every, torch.export.Dim.AUTO) or None
-
-    shapes = pytree.tree_map(lengths, kwargs or args)
     place = f"training.task: Task.layers, a {type(model).__name__}, cannot be cut automatically"
     hook = model.register_forward_hook(lambda _model, _args, output: _told(output))
     try:
-        exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+        exported = torch.export.export(
+            model, args, kwargs, dynamic_shapes=_lengths(kwargs or args), strict=False
+        )
     except Exception as error:
         line = str(error).strip().partition("\n")[0]
         raise ConfigError(
@@ -90,9 +85,23 @@ def _exported(model: nn.Module, value: Any) -> torch.export.ExportedProgram:
 
 def _told(output: Any) -> Any:
     """The output without what torch cannot tell of, for instance caches: no loss takes those."""
-    return pytree.tree_map(
-        lambda leaf: leaf if isinstance(leaf, (Tensor, *border.PLAIN_TYPES)) else None, output
-    )
+    if isinstance(output, dict):
+        for key, item in output.items():
+            output[key] = _told(item)
+        return output
+    if type(output) in (tuple, list):
+        return type(output)(map(_told, output))
+    return output if isinstance(output, (Tensor, *border.PLAIN_TYPES)) else None
+
+
+def _lengths(value: Any) -> Any:
+    """Every length of every tensor may be another one in the next batch."""
+    if isinstance(value, dict):
+        return {key: _lengths(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(map(_lengths, value))
+    every = range(value.dim()) if isinstance(value, Tensor) else ()
+    return dict.fromkeys(every, torch.export.Dim.AUTO) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +112,15 @@ class _Part:
     taken: tuple[str, ...]
     keys: tuple[str, ...] | None  # of a dict that the model is called with
     is_first: bool
-    out_spec: pytree.TreeSpec | None  # of the last part
+    out_spec: Any  # of the last part
 
     def __call__(self, value: Any) -> Any:
         if not self.is_first:
             made = self.graph(*[value[name] for name in self.taken])
         else:
             value = {key: value[key] for key in self.keys} if self.keys else value
-            made = self.graph(*pytree.tree_leaves(_arguments(value)))
-        return made if self.out_spec is None else pytree.tree_unflatten(made, self.out_spec)
+            made = self.graph(*border.leaves(_arguments(value)))
+        return made if self.out_spec is None else self.out_spec.unflatten(made)
 
 
 class _Story:
@@ -123,7 +132,9 @@ class _Story:
         self.inputs = [node for node in every if node.op == "placeholder"]
         self.output = next(node for node in every if node.op == "output")
         self.nodes = [
-            node for node in every if node.op == "call_function" and node.target not in _CHECKS
+            node
+            for node in every
+            if node.op == "call_function" and not str(node.target).startswith(_CHECKS)
         ]
         place = {node: i for i, node in enumerate(self.nodes)}
         place[self.output] = len(self.nodes)
@@ -142,7 +153,7 @@ class _Story:
         owner, _, name = str(node.target).rpartition(".")
         return getattr(self.graph.get_submodule(owner), name)
 
-    def part(self, first: int, end: int, out_spec: pytree.TreeSpec) -> _Part:
+    def part(self, first: int, end: int, out_spec: Any) -> _Part:
         """Operations ``first`` to ``end`` by themselves."""
         is_last = end == len(self.nodes)
         taken = self.crossing(first) if first else self.inputs

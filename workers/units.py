@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from workers import border
 
 
 class Unit(nn.Module):
@@ -64,7 +65,7 @@ class _Tensors(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Below autograd and autocast: only what is computed with, not whose dtype is asked for.
-        self._seen.update(id(leaf) for leaf in tree_leaves((args, kwargs or {})))
+        self._seen.update(id(leaf) for leaf in border.leaves((args, kwargs or {})))
         return func(*args, **(kwargs or {}))
 
 

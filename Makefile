@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 CONFIG ?= examples/byte_gpt.yaml
 BASELINES ?= even-split,proportional,even-pipeline,balanced-pipeline
 
-.PHONY: help venv demo test test-runtime test-pure lint format dashboards wheel clean
+.PHONY: help venv demo test test-runtime test-ray test-pure lint format dashboards wheel clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -31,17 +31,22 @@ demo: $(READY)  ## Train the demo job: local Ray, emulated unlike devices
 	$(BIN)/lyray report runs/$$name
 
 test: $(READY)  ## Run the tiers unit, repo, simulation, runtime and, where root allows, net
-	@$(MAKE) --no-print-directory -j2 test-runtime test-pure
+	@$(MAKE) --no-print-directory -j3 test-runtime test-ray test-pure
 
 # Workers of these tests wait most of the time, but must not wait for a processor ...
 test-runtime: $(READY)
-	$(BIN)/python -m pytest tests/runtime tests/net
+	$(BIN)/python -m pytest tests/runtime tests/net --ignore-glob='tests/runtime/test_ray_*'
 
-# ... so what only computes gets the processors that they leave (Ray's workers have nice 15); it is
-# shown once it is over.
+# ... nor must those of whole runs on Ray, beside them: they wait even more ...
+test-ray: $(READY)
+	@$(call beside,ray,$(BIN)/python -m pytest tests/runtime/test_ray_*)
+
+# ... so what only computes gets the processors that they leave (Ray's workers have nice 15).
 test-pure: $(READY)
-	@nice -n 19 $(BIN)/python -m pytest tests/unit tests/repo tests/simulation > $(VENV)/pure.log 2>&1; \
-	  ended=$$?; cat $(VENV)/pure.log; exit $$ended
+	@$(call beside,pure,nice -n 19 $(BIN)/python -m pytest tests/unit tests/repo tests/simulation)
+
+# $(call beside,NAME,COMMAND): what a command says is shown once it is over.
+beside = $(2) > $(VENV)/$(1).log 2>&1; ended=$$?; cat $(VENV)/$(1).log; exit $$ended
 
 lint: $(READY)  ## Check format, style, types and import contracts
 	$(BIN)/ruff format --check .

@@ -139,8 +139,9 @@ class MemoryModel:
                 if peak - usable > worst:
                     worst = peak - usable
                     message = (
-                        f"layers {stage.first_layer} to {stage.end_layer} need {round(peak):,} "
-                        f"bytes on {stage.team.team_id!r}, where {round(usable):,} are usable "
+                        f"layers {stage.first_layer} to {stage.end_layer - 1} need "
+                        f"{peak / 2**30:.5g} GiB on {stage.team.team_id!r}, where "
+                        f"{usable / 2**30:.5g} are usable "
                         f"({margin_ratio:.0%} of its memory are kept free)"
                     )
         return message

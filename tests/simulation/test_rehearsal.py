@@ -109,7 +109,7 @@ def test_the_command_prints_one_object_and_nothing_else(tmp_path: Path) -> None:
 def test_a_strategy_without_a_plan_is_named_and_the_others_go_on() -> None:
     config = RunConfig.parse(CONFIG, [f"cluster.offers[{i}].memory_gib=0.001" for i in (0, 1)])
     result = rehearse(config, a_profile(), days=DAYS, strategy="even-split")
-    assert "bytes" in result.problem
+    assert " GiB on 'fast-0'" in result.problem
     data = json.loads(json.dumps(rehearsal_data(config, [result])))
     assert set(data["strategies"][0]) == {"strategy", "problem"}
     console = Console(record=True, width=80)

@@ -273,7 +273,7 @@ def test_a_model_that_fits_on_no_device_is_infeasible(
     assert lyray(monkeypatch, "plan", "run.yaml", *small) == 4
     out, err = capsys.readouterr()
     assert last_line(out)["status"] == "infeasible"
-    assert "bytes" in err
+    assert " GiB on " in err
 
 
 @pytest.mark.parametrize(

@@ -234,13 +234,13 @@ def test_peak_is_state_stash_in_flight_boundaries_and_buckets():
 
 
 def test_the_margin_decides_and_the_message_names_device_need_and_room():
-    device = make_device(memory_bytes=1000)
-    profile = make_profile({"gpu": [0.1]}, param_bytes=200.0)
+    device = make_device(memory_bytes=1000 * 2**30)
+    profile = make_profile({"gpu": [0.1]}, param_bytes=200.0 * 2**30)
     cost = model_of([device], profile, problem={"memory_margin_ratio": 0.25})
     message = cost.memory_error([whole(device, 1, [1])])
     assert message is not None
     assert "'d-0'" in message
-    assert "800 bytes" in message
+    assert "layers 0 to 0 need 800 GiB" in message
     assert "750 are usable" in message
     roomy = model_of([device], profile, problem={"memory_margin_ratio": 0.2})
     assert roomy.memory_error([whole(device, 1, [1])]) is None

@@ -145,7 +145,8 @@ def _take_checkpoint(config: RunConfig, path: str, *, fresh: bool) -> None:
     if not fresh:
         raise ConfigError(
             f"--resume {path}: {config.run.run_url} holds a run of its own; "
-            "give run.name another value to start from another run's checkpoint"
+            "leave --resume away to go on with it, or give run.name another value to start from "
+            "another run's checkpoint"
         )
     for file in manifest.files:
         url = storage.join(source, file.path)

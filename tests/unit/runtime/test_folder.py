@@ -141,7 +141,7 @@ def test_a_run_does_not_take_over_anothers_checkpoint(tmp_path: Path) -> None:
     open_folder(first, "auto")
     checkpoint = write_checkpoint(first, 2)
     open_folder(second, "auto")
-    with pytest.raises(ConfigError, match="holds a run of its own"):
+    with pytest.raises(ConfigError, match="a run of its own; leave --resume away to go on"):
         open_folder(second, checkpoint)
 
 

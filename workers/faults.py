@@ -95,7 +95,8 @@ class Injector:
                 assert fault.peer is not None, "a link has two ends"
                 self._cut(fault.peer)
             case "disk_full":
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._run_url)
+                why = f"{os.strerror(errno.ENOSPC)} (a fault injected on purpose)"
+                raise OSError(errno.ENOSPC, why, self._run_url)
 
 
 NO_FAULTS = Injector("nobody", (), "")

@@ -170,7 +170,7 @@ def test_a_fault_hits_once_whoever_asks(tmp_path: Path) -> None:
     injector = Injector("a", faults, str(tmp_path))
     injector.reach(2, "save")
     injector.reach(3, "vote")
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(OSError, match=r"No space left on device \(a fault injected on purpose\)"):
         injector.reach(5, "save")
     anew = Injector("a", faults, str(tmp_path))  # another process, or another life
     with pytest.raises(OSError, match="No space left on device"):

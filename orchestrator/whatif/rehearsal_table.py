@@ -35,8 +35,8 @@ def rehearsal_data(config: RunConfig, results: Sequence[Rehearsal]) -> dict[str,
 
 
 EQUAL_COST = (
-    "At equal cost: a strategy that spent more than the budget is duty-cycled down to it, its "
-    "rate times b/c; one that spent less keeps its rate."
+    "At equal cost: a strategy that spent more than the budget runs only part of the time, so its "
+    "rate is multiplied by budget over spending; one that spent less keeps its rate."
 )
 
 
@@ -74,7 +74,8 @@ HEAD = (
 
 def cells(r: Rehearsal) -> tuple[str, ...]:
     """A row under ``HEAD``."""
-    duty = "" if r.duty_ratio == 1 else f" (x{r.duty_ratio:.2f})"
+    ratio = f"{r.duty_ratio:.2f}"
+    duty = "" if ratio == "1.00" else f" (x{ratio})"
     return (
         r.strategy,
         figures.number(r.samples_per_s),

@@ -234,7 +234,7 @@ def test_rates_are_compared_at_equal_cost(tmp_path: Path) -> None:
     page = rehearsal_page(RunConfig.parse(CONFIG), [dear, *results[1:]])
     assert "(x0.50)" in page
     assert page.count("<svg") == 3
-    assert "duty-cycled" in page
+    assert "budget over spending" in page
 
 
 def test_a_simulated_run_uses_teams_as_far_as_the_file_allows() -> None:

@@ -125,23 +125,28 @@ class LiveView:
         )
         return row
 
-    def _figures(self, record: SlotRecord) -> Table:
+    def _figures(self, record: SlotRecord) -> RenderableType:
         measured, predicted = record.measured, record.predicted
+        newest_s = self._step.step_s if self._step else None
+        step_s = newest_s if measured.step_s is None else measured.step_s
+        rate = measured.samples_per_s or None  # no step ended: nothing to compare
         over = record.spent_usd - record.budget_usd
         grid = Table.grid(padding=(0, 2))
         for _ in range(4):
             grid.add_column()
         grid.add_row(
             "step time",
-            Text(figures.seconds(measured.step_s), style="bold"),
+            Text(figures.seconds(step_s), style="bold"),
             f"predicted {figures.seconds(predicted.step_s)}",
-            Text(figures.difference(measured.step_s, predicted.step_s), style="dim"),
+            Text(figures.difference(step_s, predicted.step_s), style="dim"),
         )
+        if measured.samples_per_s is None:  # nothing has been counted yet
+            return Group(grid, Text("speed and money follow at the end of this slot", style="dim"))
         grid.add_row(
             "samples/s",
             Text(figures.number(measured.samples_per_s), style="bold"),
             f"predicted {figures.number(predicted.samples_per_s)}",
-            Text(figures.difference(measured.samples_per_s, predicted.samples_per_s), style="dim"),
+            Text(figures.difference(rate, predicted.samples_per_s), style="dim"),
         )
         grid.add_row(
             "cost",

@@ -6,9 +6,11 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from orchestrator.core.slot import CommittedStep, RunEvent
+from orchestrator.core.slot import CommittedStep, Rates, RunEvent
 from orchestrator.reports.live import LiveView, PlainView, sparkline
 from tests.unit.reports.samples import PLAN, a_record
+
+NOTHING = Rates(None, None, None)
 
 
 def picture(view: LiveView) -> str:
@@ -41,6 +43,20 @@ def test_progress_money_plan_and_events_are_shown(view: LiveView) -> None:
                  "budget $4.00/h", "$0.3000 over", "bound $0.4000", "fast-0", "0-6", "7-9",
                  "straggler slow-0: 2.5 times slower"):  # fmt: skip
         assert said in shown
+
+
+def test_step_time_is_shown_before_the_first_slot_is_over(view: LiveView) -> None:
+    view.step(CommittedStep(16, 3, 0, 64, 0.5, 8.0))
+    view.slot(a_record(slot=0, predicted=NOTHING, measured=NOTHING, next_plan=PLAN))
+    shown = picture(view)
+    assert "500 ms" in shown
+    assert "speed and money follow at the end of this slot" in shown
+    assert "-/h" not in shown
+
+
+def test_a_slot_in_which_no_step_ended_is_not_called_a_slow_one(view: LiveView) -> None:
+    view.slot(a_record(measured=Rates(None, 0.0, 0.0)))
+    assert "-100" not in picture(view)
 
 
 def test_an_idle_plan_lists_its_devices(view: LiveView) -> None:

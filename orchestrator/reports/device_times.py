@@ -55,7 +55,7 @@ def _device(name: str, pool: str, slots: Sequence[SlotRow]) -> DeviceTimes:
     )
 
 
-DEVICE_HEAD = ("device", "pool", "slow in", "computing", "waiting", "input", "longest")
+DEVICE_HEAD = ("device", "pool", "slow in", "computing", "waiting", "input", "longest / median")
 
 
 def device_cells(device: DeviceTimes) -> tuple[str, ...]:
@@ -67,6 +67,15 @@ def device_cells(device: DeviceTimes) -> tuple[str, ...]:
         device.device,
         device.pool,
         slow,
-        *(" / ".join(map(figures.seconds, device.phases[phase])) for phase in PHASES),
-        f"{figures.number(device.worst_ratio)}x its median (slot {device.worst_slot})",
+        *(_three(device.phases[phase]) for phase in PHASES),
+        f"{figures.number(device.worst_ratio)}x (slot {device.worst_slot})",
     )
+
+
+def _three(times: Times) -> str:
+    """Least, median and most, with one unit where all have the same."""
+    told = [figures.seconds(time_s) for time_s in times]
+    units = {text.partition(" ")[2] for text in told}
+    if len(units) == 1:
+        told[:-1] = [text.partition(" ")[0] for text in told[:-1]]
+    return " / ".join(told)

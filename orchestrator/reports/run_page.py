@@ -4,7 +4,7 @@ from html import escape
 
 from orchestrator.reports import figures
 from orchestrator.reports.device_times import DEVICE_HEAD, device_cells
-from orchestrator.reports.run_report import RunFound
+from orchestrator.reports.run_report import LOSS_WINDOW, RunFound
 from orchestrator.reports.run_text import (
     BILL_HEAD,
     COMPARISON_HEAD,
@@ -36,7 +36,7 @@ def run_page(found: RunFound) -> str:
         tiles(
             {
                 "steps": f"{found.num_steps:,}",
-                "loss": loss_text(found).partition(" (")[0],
+                f"loss, means of {LOSS_WINDOW} steps": loss_text(found).partition(" (")[0],
                 "step time, median": figures.seconds(found.step_s),
                 "off its prediction, median": figures.percent(found.error_ratio),
                 "spent": figures.usd(found.spent_usd),
@@ -115,7 +115,7 @@ def _money_chart(found: RunFound) -> str:
     curves = {
         "spent": ([s.spent_usd for s in found.slots], 0, False),
         "average budget": ([s.budget_usd for s in found.slots], 1, False),
-        "most that was promised": (
+        "most that was allowed": (
             [s.budget_usd + s.overspend_bound_usd for s in found.slots], 2, True,
         ),
     }  # fmt: skip

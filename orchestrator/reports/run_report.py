@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -16,7 +17,7 @@ from orchestrator.reports.rows import Row, SlotRow, int_of, number_of, slot_row
 from orchestrator.reports.worth import Worth, typical
 from orchestrator.storage import Json
 
-_LOSS_WINDOW = 10  # steps whose mean stands for the loss at the start and at the end
+LOSS_WINDOW = 10  # steps whose mean stands for the loss at the start and at the end
 _CENT = 0.01
 _NO_TIME_S = 1.0  # billed; the first slot ends as soon as there is a plan
 
@@ -69,12 +70,12 @@ class RunFound:
     @property
     def first_loss(self) -> float | None:
         """Mean of the first ten."""
-        return fmean(v for _, v in self.losses[:_LOSS_WINDOW]) if self.losses else None
+        return fmean(v for _, v in self.losses[:LOSS_WINDOW]) if self.losses else None
 
     @property
     def last_loss(self) -> float | None:
         """Mean of the last ten."""
-        return fmean(v for _, v in self.losses[-_LOSS_WINDOW:]) if self.losses else None
+        return fmean(v for _, v in self.losses[-LOSS_WINDOW:]) if self.losses else None
 
     @property
     def num_steps(self) -> int:
@@ -158,9 +159,12 @@ class RunFound:
     @property
     def worth(self) -> Worth | None:
         """What one more of each thing was worth, as medians over slots; None: never known."""
-        values = typical([slot.marginal_values for slot in self.slots])
+        told = [slot for slot in self.slots if slot.marginal_values]
+        values = typical([slot.marginal_values for slot in told])
         if not values:
             return None
+        # as the values are medians, so a device is idle that was in most slots: at the end all are
+        idle = Counter(pool for slot in told for pool in slot.idle_pools)
         prices: dict[str, float] = {}
         for slot in self.slots:
             prices |= slot.price_per_hour_usd  # the newest of each pool
@@ -168,7 +172,7 @@ class RunFound:
             beside="the plan that is best in each slot, median over slots",
             values=tuple(values.items()),
             prices=tuple(prices.items()),
-            idle=self.slots[-1].idle_pools,
+            idle=tuple(pool for pool, count in idle.items() if 2 * count > len(told)),
         )
 
     @property

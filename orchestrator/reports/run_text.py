@@ -10,7 +10,7 @@ from orchestrator.reports import figures
 from orchestrator.reports.device_times import DEVICE_HEAD, device_cells
 from orchestrator.reports.records import plan_words
 from orchestrator.reports.rows import number_of
-from orchestrator.reports.run_report import PlanSpan, RunFound
+from orchestrator.reports.run_report import LOSS_WINDOW, PlanSpan, RunFound
 from orchestrator.reports.tables import worth_table
 
 _EVENTS_SHOWN = 20
@@ -66,13 +66,14 @@ def head_figures(found: RunFound) -> Mapping[str, str]:
 
 
 def loss_text(found: RunFound) -> str:
-    """How far the loss fell, over means of ten steps."""
+    """How far the loss fell or rose, over means of ten steps."""
     first, last = found.first_loss, found.last_loss
     if first is None or last is None:
         return "-"
+    way = "rose" if last > first else "fell"
     return (
         f"{figures.number(first)} -> {figures.number(last)} "
-        f"(fell by {figures.number(first - last)})"
+        f"({way} by {figures.number(abs(first - last))}; means of {LOSS_WINDOW} steps)"
     )
 
 
@@ -133,7 +134,7 @@ def comparison_rows(found: RunFound) -> list[tuple[str, ...]]:
 
 def comparison_table(found: RunFound) -> Table | None:
     """Strategies measured side by side before the run; None when there was no comparison."""
-    return _table("Strategies, measured in short runs", COMPARISON_HEAD, comparison_rows(found), 0)
+    return _table("Strategies, measured in short runs", COMPARISON_HEAD, comparison_rows(found))
 
 
 PLAN_HEAD = (
@@ -182,7 +183,7 @@ def event_cells(event: Mapping[str, object]) -> tuple[str, ...]:
 
 def _plans(found: RunFound) -> Table | None:
     rows = [plan_cells(span, found.pool_of)[:-1] for span in found.plans]  # why: see the events
-    return _table("Plans and their time of a step", PLAN_HEAD[:-1], rows, 5)
+    return _table("Plans and their time of a step", PLAN_HEAD[:-1], rows)
 
 
 def _devices(found: RunFound) -> Table | None:
@@ -190,11 +191,11 @@ def _devices(found: RunFound) -> Table | None:
     title = "Devices and their time of a step: least / median / most"
     if len(devices) > _DEVICES_SHOWN:
         title += f" (the worst {_DEVICES_SHOWN} of {len(devices)})"
-    return _table(title, DEVICE_HEAD, [device_cells(d) for d in devices[:_DEVICES_SHOWN]], 6)
+    return _table(title, DEVICE_HEAD, [device_cells(d) for d in devices[:_DEVICES_SHOWN]])
 
 
 def _bill(found: RunFound) -> Table | None:
-    return _table("Bill", BILL_HEAD, bill_cells(found), 0)
+    return _table("Bill", BILL_HEAD, bill_cells(found))
 
 
 def _worth(found: RunFound) -> Table | None:
@@ -205,7 +206,7 @@ def _events(found: RunFound) -> Table | None:
     shown = found.events[-_EVENTS_SHOWN:]
     more = len(found.events) - len(shown)
     title = f"Events (the last {len(shown)}, {more} before)" if more else "Events"
-    return _table(title, EVENT_HEAD, [event_cells(event) for event in shown], 3)
+    return _table(title, EVENT_HEAD, [event_cells(event) for event in shown])
 
 
 def _compared(compared: Sequence[tuple[str, float, float]]) -> Table | None:
@@ -213,17 +214,16 @@ def _compared(compared: Sequence[tuple[str, float, float]]) -> Table | None:
         (pool, figures.usd(own), figures.usd(theirs), figures.usd(theirs - own))
         for pool, own, theirs in compared
     ]
-    return _table("Ledger against the bill", ("pool", "ledger", "bill", "difference"), rows, 0)
+    return _table("Ledger against the bill", ("pool", "ledger", "bill", "difference"), rows)
 
 
-def _table(
-    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], wide: int
-) -> Table | None:
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table | None:
+    """On a narrow terminal cells take more lines, the widest first, so that no figure is cut."""
     if not rows:
         return None
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for index, name in enumerate(head):
-        table.add_column(Text(name), no_wrap=index != wide)
+        table.add_column(Text(name), no_wrap=index == 0)
     for row in rows:
         table.add_row(*map(Text, row))
     return table

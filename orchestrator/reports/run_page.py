@@ -26,6 +26,10 @@ _POINTS = 400
 _ROWS = 200
 """Most rows of a table; the files have them all."""
 
+_MONEY_SCALE = 5.0
+"""The most that was allowed is not drawn where it is so many times what was spent and budgeted:
+both would be lines on the axis. The figure stands above."""
+
 
 def run_page(found: RunFound) -> str:
     """The page: head figures, loss, step time, money, plans, devices, bill, events."""
@@ -112,13 +116,11 @@ def _step_chart(found: RunFound) -> str:
 
 def _money_chart(found: RunFound) -> str:
     hours = [s.time_s / 3600 for s in found.slots]
-    curves = {
-        "spent": ([s.spent_usd for s in found.slots], 0, False),
-        "average budget": ([s.budget_usd for s in found.slots], 1, False),
-        "most that was allowed": (
-            [s.budget_usd + s.overspend_bound_usd for s in found.slots], 2, True,
-        ),
-    }  # fmt: skip
+    spent, budget = [s.spent_usd for s in found.slots], [s.budget_usd for s in found.slots]
+    most = [s.budget_usd + s.overspend_bound_usd for s in found.slots]
+    curves = {"spent": (spent, 0, False), "average budget": (budget, 1, False)}
+    if max(most, default=0.0) <= _MONEY_SCALE * max((*spent, *budget), default=0.0):
+        curves["most that was allowed"] = (most, 2, True)
     return line_chart(
         [
             Series(name, _thinned(tuple(zip(hours, values, strict=True))), colour, dashed)

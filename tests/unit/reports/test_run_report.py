@@ -243,6 +243,17 @@ def test_a_loss_that_rose_is_said_to_have_risen(run_dir: str) -> None:
     assert head_figures(backwards)["loss"] == "1.55 -> 4.55 (rose by 3.00; means of 10 steps)"
 
 
+@pytest.mark.parametrize(("bound_usd", "drawn"), [(1.0, True), (100.0, False)])
+def test_an_allowance_that_would_flatten_the_curves_is_not_drawn(
+    run_dir: str, bound_usd: float, drawn: bool
+) -> None:
+    found = read_run(run_dir)
+    slots = tuple(replace(slot, overspend_bound_usd=bound_usd) for slot in found.slots)
+    text = read_page(run_page(replace(found, slots=slots))).text
+    assert ("most that was allowed" in text) is drawn
+    assert {"spent", "average budget"} <= set(text)
+
+
 def test_a_page_of_many_slots_stays_small(run_dir: str) -> None:
     found = read_run(run_dir)
     many = replace(found, slots=found.slots * 5000)

@@ -260,7 +260,7 @@ def _as_os_error(url: str) -> Iterator[None]:
         reason = error.strerror or str(error) or os.strerror(number)
         raise OSError(number, reason, url) from error
     except ImportError as error:
-        extra = "; pip install 'lyray[s3]'" if url.startswith("s3") else ""
+        extra = "; pip install s3fs" if url.startswith("s3") else ""
         raise OSError(f"{url}: {error}{extra}") from error
     except Exception as error:
         raise OSError(f"{url}: {error or type(error).__name__}") from error

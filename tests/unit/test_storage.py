@@ -289,5 +289,5 @@ def test_a_driver_that_is_missing_comes_with_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
-    with pytest.raises(OSError, match=r"s3://b/x: Install s3fs .*pip install 'lyray\[s3\]'"):
+    with pytest.raises(OSError, match=r"s3://b/x: Install s3fs .*pip install s3fs"):
         storage.read_bytes("s3://b/x")

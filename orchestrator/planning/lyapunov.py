@@ -346,7 +346,9 @@ def _effect(scene: _Scene, option: _Option) -> str:
         return f"new plan takes {new.step_s:.4g} s a step"
     rate = new.samples_per_s / old.estimate.samples_per_s - 1
     money = new.cost_usd_per_s / old.estimate.cost_usd_per_s - 1
+    each = (1 + money) / (1 + rate) - 1  # why a slower plan is taken
     return (
         f"new plan takes {new.step_s:.4g} s a step instead of {old.estimate.step_s:.4g} s "
-        f"({100 * rate:+.1f} % samples/s, {100 * money:+.1f} % $/h)"
+        f"({100 * rate:+.1f} % samples/s, {100 * money:+.1f} % $/h"
+        + (f", {100 * each:+.1f} % $/sample)" if rate < 0 else ")")
     )

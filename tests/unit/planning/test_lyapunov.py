@@ -193,6 +193,17 @@ def test_change_of_shares_alone_is_a_reassignment() -> None:
     )
 
 
+def test_a_slower_plan_is_taken_for_cheaper_samples_and_the_reason_says_so() -> None:
+    fast, thrifty = candidate(0, rate=4.0, dollars=0.004), candidate(1, rate=2.0, dollars=0.001)
+    # J = 4 - 1900 x 0.004 < 0 < 2 - 1900 x 0.001
+    problem = problem_of(backlog_usd=1900.0, incumbent=fast.plan)
+    decision = choose(problem, thrifty, running=fast)
+    assert decision.reason == (
+        "switch: new plan takes 4 s a step instead of 2 s "
+        "(-50.0 % samples/s, -75.0 % $/h, -50.0 % $/sample)"
+    )
+
+
 @pytest.mark.parametrize(
     ("expected_s", "cause"),
     [(2.0, "d-0 runs 2.5x slower than predicted; "), (5.0, "")],

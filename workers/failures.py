@@ -21,8 +21,8 @@ _NOT_THE_USERS = tuple(
 )
 
 
-USER_ERRORS = (Exception, SystemExit)
-"""What the user's code may raise; ``sys.exit`` there must not end the process without a word."""
+MOST_LETTERS = 1000
+"""Of a user's message: it is told in one line; the traceback has all of it."""
 
 
 def user_traceback(error: BaseException) -> str:
@@ -41,9 +41,25 @@ def user_traceback(error: BaseException) -> str:
     return "".join(lines if first < len(frames) else story.format_exception_only())
 
 
+def in_words(error: BaseException) -> str:
+    """Return class and message of an error of any class: some cannot even say what they are."""
+    try:
+        message = str(error)
+    except BaseException as second:  # also the user's code
+        message = f"(its message raised {type(second).__name__})"
+    more = len(message) - MOST_LETTERS
+    if more > 0:
+        message = f"{message[:MOST_LETTERS]}... ({more} more letters)"
+    name = type(error).__name__
+    return f"{name}: {message}" if message else name
+
+
 @contextmanager
 def user_code(place: str) -> Iterator[None]:
     """Turn whatever the user's code raises inside into a UserCodeError that names ``place``.
+
+    Whatever: ``sys.exit``, a cancelled coroutine or a class of the user's own that is no Exception
+    would end the thread, or the process, without a word.
 
     Raises:
         UserCodeError: With the user's frames in ``user_traceback``.
@@ -52,10 +68,8 @@ def user_code(place: str) -> Iterator[None]:
         yield
     except UserCodeError:
         raise
-    except USER_ERRORS as error:
-        raise UserCodeError(
-            f"{place} raised {type(error).__name__}: {error}", user_traceback(error)
-        ) from error
+    except BaseException as error:
+        raise UserCodeError(f"{place} raised {in_words(error)}", user_traceback(error)) from error
 
 
 def worker_failed(

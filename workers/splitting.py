@@ -24,7 +24,7 @@ from workers.blocks import cut_blocks
 from workers.border import tensors
 from workers.cutter import MEND, call_model, cut_graph
 from workers.data import SampleSource
-from workers.failures import USER_ERRORS, user_code, user_traceback
+from workers.failures import in_words, user_code, user_traceback
 from workers.randomness import sample_randomness
 
 __all__ = ["SplitModel", "Tie", "build_task", "load_task", "sample_randomness", "split"]
@@ -108,7 +108,7 @@ def load_task(path: str, args: Mapping[str, Any], seed: int) -> Task:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except USER_ERRORS as error:
+    except BaseException as error:
         if isinstance(error, ModuleNotFoundError) and _is_parent(error.name, module_name):
             raise ConfigError(
                 f"training.task: there is no module {error.name!r} (of {path!r}) in {here} "
@@ -116,7 +116,7 @@ def load_task(path: str, args: Mapping[str, Any], seed: int) -> Task:
             ) from None
         shown = user_traceback(error.with_traceback(_after_import(error.__traceback__)))
         raise UserCodeError(
-            f"importing {module_name} (training.task) raised {type(error).__name__}: {error}", shown
+            f"importing {module_name} (training.task) raised {in_words(error)}", shown
         ) from error
     factory = getattr(module, name, None)
     if not callable(factory):

@@ -134,6 +134,23 @@ def test_a_wrong_import_path_is_a_config_error_that_names_it(
         ("def make():\n    return 3", "returned int; return an orchestrator.Task", ""),
         ("import sys\nsys.exit(3)\ndef make(): pass", "raised SystemExit: 3", "line 2, in <mod"),
         ("import sys\ndef make():\n    sys.exit()", "raised SystemExit", "line 3, in make"),
+        ("def make():\n    raise KeyboardInterrupt", "raised KeyboardInterrupt$", "in make"),
+        (
+            "import asyncio\ndef make():\n    raise asyncio.CancelledError('by me')",
+            "raised CancelledError: by me",
+            "line 3, in make",
+        ),
+        (
+            "class Odd(Exception):\n    def __str__(self): return self.nothing\n"
+            "def make():\n    raise Odd",
+            r"raised Odd: \(its message raised AttributeError\)",
+            "line 4, in make",
+        ),
+        (
+            "def make():\n    raise ValueError('x' * 5000)",
+            r"ValueError: x{1000}\.\.\. \(4000 more letters\)$",
+            "x" * 5000,
+        ),
     ],
 )
 def test_an_error_in_the_users_module_keeps_only_the_users_frames(

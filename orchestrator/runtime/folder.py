@@ -165,7 +165,13 @@ def _find_checkpoint(path: str) -> tuple[str, CheckpointManifest]:
     for folder in _candidates(path):
         url = storage.join(folder, MANIFEST_FILE)
         if storage.exists(url):
-            return folder, storage.read_json(CheckpointManifest, url)
+            try:
+                return folder, storage.read_json(CheckpointManifest, url)
+            except ValueError as error:
+                raise ConfigError(
+                    f"--resume {path}: {url} is damaged: {error}; give the path of another "
+                    "checkpoint"
+                ) from None
     raise ConfigError(
         f"--resume {path}: there is no whole checkpoint (a folder with {MANIFEST_FILE}) and no run "
         "with one; write auto, never, or the path of a checkpoint folder"

@@ -150,6 +150,14 @@ def test_a_path_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
         open_folder(config(tmp_path), str(tmp_path / "nothing"))
 
 
+def test_a_checkpoint_with_a_damaged_manifest_is_named(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "manifest.json").write_text("{")
+    message = r"--resume .*other: .*manifest.json is damaged: .*; give the path of another"
+    with pytest.raises(ConfigError, match=message):
+        open_folder(config(tmp_path), str(tmp_path / "other"))
+
+
 _HOLD = """
 import sys, time
 from orchestrator.runtime.folder import alone_in
@@ -168,9 +176,10 @@ def test_a_second_job_in_the_same_folder_is_refused_until_the_first_has_ended(
     )
     assert first.stdout is not None
     assert first.stdout.readline() == "in\n"
-    who = f"another job \\(process {first.pid} on .*\\) is at work in {tmp_path}; wait for it"
-    with pytest.raises(ConfigError, match=who), alone_in(str(tmp_path)):
-        pass
+    who = f"another job \\(process {first.pid} on .*\\) is at work in .*{tmp_path}; wait for it"
+    for folder in (str(tmp_path), f"file://{tmp_path}"):  # one place, two spellings
+        with pytest.raises(ConfigError, match=who), alone_in(folder):
+            pass
     first.kill()  # without a chance to tidy up
     first.wait()
     first.stdout.close()

@@ -184,7 +184,15 @@ def write_json(url: str, value: object) -> None:
 
 def read_json(cls: type[T], url: str) -> T:
     """Read what ``write_json`` wrote. Raises FileNotFoundError, or ValueError naming the key."""
-    return from_json(cls, json.loads(read_bytes(url)))
+    return from_json(cls, parse_json(read_bytes(url)))
+
+
+def parse_json(text: str | bytes) -> object:
+    """Return what JSON text says. Raises ValueError where it is none, or nested without end."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def to_json(value: object) -> Json:

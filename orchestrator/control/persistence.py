@@ -54,13 +54,19 @@ class RunStore:
             billing_speedup: Billed seconds of one of the run's.
 
         Raises:
-            ConfigError: If a file is damaged, or the ledger is shorter than the state says.
+            ConfigError: If a file is damaged or missing, or the ledger is shorter than the state
+                says.
         """
+        entries = self.read_ledger()
         if not storage.exists(self.url(STATE_FILE)):
+            if entries:  # nothing is billed before a first decision, which is saved
+                raise ConfigError(
+                    f"{self.url(STATE_FILE)} is missing, but the ledger has {len(entries)} lines; "
+                    "put the file back, or start under another run.name"
+                )
             return None
         with _undamaged(self.url(STATE_FILE)):
             state = storage.read_json(ControlState, self.url(STATE_FILE))
-        entries = self.read_ledger()
         if len(entries) < state.num_ledger_entries:
             raise ConfigError(
                 f"{self.url('ledger.jsonl')} has {len(entries)} lines, but the run had written "
@@ -101,13 +107,24 @@ class RunStore:
         found = []
         for number, line in enumerate(held, start=1):
             with _undamaged(f"line {number} of {url}"):
-                found.append(_object(json.loads(line)))
+                found.append(_object(storage.parse_json(line)))
         return tuple(found)
 
     def rewind_steps(self, next_step: int) -> None:
-        """Forget the lines of steps that a restored checkpoint undoes; they will run again."""
-        count = sum(_step_of(row) < next_step for row in self.read("steps"))
-        lines.keep_lines(self.url("steps.jsonl"), count)
+        """Forget the lines of steps that a restored checkpoint undoes; they will run again.
+
+        Raises:
+            ConfigError: If the file is damaged, or has not every step before it: a checkpoint
+                exists only once they are on file. A run that began with the checkpoint of another
+                one has none.
+        """
+        url = self.url("steps.jsonl")
+        with _undamaged(url):
+            steps = [_step_of(row) for row in self.read("steps")]
+            kept = [step for step in steps if step < next_step]
+            if kept != list(range(next_step - len(kept), next_step)):
+                raise ValueError(f"it has not every step before {next_step}")
+        lines.keep_lines(url, len(kept))
 
     def write_result(self, result: Mapping[str, object]) -> None:
         """Write ``result.json``."""
@@ -123,7 +140,7 @@ class RunStore:
         if not storage.exists(url):
             return None
         with _undamaged(url):
-            found = _object(json.loads(storage.read_bytes(url).decode()))
+            found = _object(storage.parse_json(storage.read_bytes(url)))
             if not isinstance(found.get("status"), str):
                 raise ValueError("it has no status")  # noqa: TRY004 - of the file
             return found
@@ -268,6 +285,7 @@ def _plain(row: LedgerEntry | RunEvent) -> object:
 
 
 def _step_of(row: Mapping[str, object]) -> int:
-    step = row["step"]
-    assert isinstance(step, int)
+    step = row.get("step")
+    if not isinstance(step, int):
+        raise ValueError(f"the line {row} is of no step")  # noqa: TRY004 - of the file
     return step

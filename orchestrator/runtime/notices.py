@@ -1,6 +1,5 @@
 """Notices of preemption from outside: a file or an address that names devices about to go."""
 
-import json
 import logging
 import threading
 import time
@@ -95,7 +94,7 @@ def parse_notices(text: str) -> dict[str, float]:
     Raises:
         ValueError: If the text is not such an object, with what it should be.
     """
-    found = json.loads(text) if text.strip() else {}
+    found = storage.parse_json(text) if text.strip() else {}
     if not isinstance(found, dict):
         raise ValueError('it is no JSON object; write {"device": seconds}')  # noqa: TRY004
     for device, in_s in found.items():

@@ -91,6 +91,12 @@ def test_a_ledger_that_lost_lines_is_refused(store: RunStore) -> None:
         store.load_state(60.0)
 
 
+def test_a_ledger_without_its_state_is_refused(store: RunStore) -> None:
+    store.write_journal(SlotJournal(ledger=(ENTRY,)))
+    with pytest.raises(ConfigError, match=r"control.json is missing, but the ledger has 1 lines"):
+        store.load_state(60.0)
+
+
 def test_a_line_of_steps_has_the_documented_keys(store: RunStore) -> None:
     store.write_journal(
         SlotJournal(steps=(CommittedStep(7, 2, 35, 40, 0.5, 3.5, 1.25, 0.7, 1e-3),))
@@ -125,6 +131,35 @@ def test_steps_undone_by_a_restored_checkpoint_leave_the_file(store: RunStore) -
     rows = store.read("steps")
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     assert [row["first_sample"] for row in rows][1:] == [row["end_sample"] for row in rows][:-1]
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        ((0, 1, 2), "it has not every step before 4"),  # its end was lost
+        ((0, 1, 3), "it has not every step before 4"),
+        ((0, 1, 2, 3, 3), "it has not every step before 4"),
+        ((0, 1, 2, 3, None), "the line {'step': None} is of no step"),
+    ],
+)
+def test_steps_that_a_checkpoint_builds_on_must_be_on_file(
+    store: RunStore, steps: tuple[int | None, ...], problem: str
+) -> None:
+    for step in steps:
+        store.append("steps", {"step": step})
+    with pytest.raises(ConfigError, match=f"steps.jsonl is damaged: {problem}"):
+        store.rewind_steps(4)
+    assert [row["step"] for row in store.read("steps")] == [*steps]
+
+
+def test_a_run_that_began_with_the_checkpoint_of_another_has_no_earlier_steps(
+    store: RunStore,
+) -> None:
+    store.rewind_steps(4)
+    for step in (4, 5, 6):
+        store.append("steps", {"step": step})
+    store.rewind_steps(6)
+    assert [row["step"] for row in store.read("steps")] == [4, 5]
 
 
 def test_a_result_comes_back(store: RunStore) -> None:
@@ -178,14 +213,14 @@ def test_the_state_is_readable_json(store: RunStore) -> None:
     assert data["plan"]["groups"][0]["microbatches"] == [2, 2, 1]
 
 
-@pytest.mark.parametrize("line", [b"nonsense", b"3", b"\xff", b"{}"])
+@pytest.mark.parametrize("line", [b"nonsense", b"3", b"\xff", b"{}", 100_000 * b"["])
 def test_a_damaged_ledger_is_named_with_the_mend(store: RunStore, line: bytes) -> None:
     storage.write_bytes(store.url("ledger.jsonl"), line + b"\n")
     with pytest.raises(ConfigError, match=r"ledger.jsonl is damaged: .*; put a copy back"):
         store.read_ledger()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff", 100_000 * b"["])
 def test_a_damaged_result_or_manifest_is_named(store: RunStore, content: bytes) -> None:
     storage.write_bytes(store.url("result.json"), content)
     with pytest.raises(ConfigError, match=r"result.json is damaged"):

@@ -66,3 +66,12 @@ def test_what_happens_in_a_slot_is_counted_once_by_its_cause(
     found = books()
     assert found.survives(events, IN_USE)
     assert (found.num_failures, found.num_preemptions) == (failures, preemptions)
+
+
+def test_an_error_of_the_users_uses_none_of_the_failures() -> None:
+    """A bug that is mended and resumed, three times over, must not end the run at the next loss."""
+    found = books(max_failures=1)
+    users = WorkerFailed("a-0", 3, "loss raised ValueError", user_traceback="Traceback ...")
+    assert not any(found.survives(events, IN_USE) for events in ([users], [users, BROKEN]))
+    assert found.num_failures == 0
+    assert found.survives([BROKEN], IN_USE)

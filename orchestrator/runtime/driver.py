@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,6 +57,10 @@ class HeadActor:
     def stop(self, reason: str) -> None:
         """See ``Head.stop``."""
         self._head.stop(reason)
+
+    def pid(self) -> int:
+        """The process, which runs where the job does."""
+        return os.getpid()
 
 
 def run_job(
@@ -281,10 +286,13 @@ def _count_death(config: RunConfig, error: "_HeadDiedError") -> None:
 class _HeadDiedError(Exception):
     """The head's process is gone, and its workers with it."""
 
-    def __init__(self, error: RayActorError) -> None:
+    def __init__(self, error: RayActorError, silent_s: float | None) -> None:
+        """``silent_s``: for how long it had not answered when it was ended for that."""
         super().__init__(error)
         logger.info("Ray says of the head: %s", error)
-        if error.actor_init_failed:
+        if silent_s is not None:
+            how = f"answered nothing for {silent_s:.0f} s and was ended"
+        elif error.actor_init_failed:
             how = f"did not start: {str(error).strip().splitlines()[-1]}"
         elif isinstance(error, ActorUnavailableError):
             how = "could not be reached any more and was ended"
@@ -318,15 +326,48 @@ def _live(
     shell: Any = ray.remote(**options)(HeadActor)  # type: ignore[call-overload]  # partly typed
     head = shell.remote(config, str(Path.cwd()), os.getpid())
     try:
+        watchdog = _Watchdog(head, config.failure.timeouts.start_s)
         running = head.run.remote(comparing, at_once=at_once)
         signals.stop_with(head.stop.remote)
-        return _follow(head, running, view, signals)
+        return _follow(head, running, view, signals, watchdog)
     finally:
         signals.stop_with(None)
         ray.kill(head)
 
 
-def _follow(head: Any, running: Any, view: View | None, signals: "StopSignals") -> Outcome:
+class _Watchdog:
+    """Ends a head that hangs: else its workers would stand, and be paid for, for ever.
+
+    One that still starts is not looked at. What this process slept itself is no silence.
+    """
+
+    def __init__(self, head: Any, longest_s: float) -> None:
+        """``longest_s``: how long it may answer nothing."""
+        self._pid = head.pid.remote()
+        self._longest_s = longest_s
+        self._silent_s, self._looked_s = 0.0, time.monotonic()
+        self.ended_after_s: float | None = None
+        """How long it had been silent when it was ended for that."""
+
+    def heard(self) -> None:
+        """It has answered."""
+        self._silent_s = 0.0
+
+    def look(self) -> None:
+        """It has not; called between any two waits of ``NEWS_S``."""
+        now_s = time.monotonic()
+        self._silent_s += min(now_s - self._looked_s, 4.0 * NEWS_S)
+        self._looked_s = now_s
+        if self._silent_s <= self._longest_s or self.ended_after_s is not None:
+            return
+        if ray.wait([self._pid], timeout=0)[0]:
+            self.ended_after_s = self._silent_s
+            os.kill(ray.get(self._pid), signal.SIGKILL)  # a stopped process obeys nothing else
+
+
+def _follow(
+    head: Any, running: Any, view: View | None, signals: "StopSignals", watchdog: _Watchdog
+) -> Outcome:
     """Pass the head's news on until its run ends, or until a second signal came."""
     cursor, asked = NO_CURSOR, None
     try:
@@ -335,6 +376,9 @@ def _follow(head: Any, running: Any, view: View | None, signals: "StopSignals") 
             ready, _ = ray.wait([running, asked], timeout=NEWS_S)
             if asked in ready:
                 cursor, asked = _tell_answer(asked, cursor, view), None
+                watchdog.heard()
+            else:
+                watchdog.look()
             if running in ready:
                 _tell_answer(head.status.remote(cursor), cursor, view)
                 outcome: Outcome = ray.get(running)
@@ -348,7 +392,7 @@ def _follow(head: Any, running: Any, view: View | None, signals: "StopSignals") 
             "with the log in the run's folder"
         ) from error
     except RayActorError as error:
-        raise _HeadDiedError(error) from None
+        raise _HeadDiedError(error, watchdog.ended_after_s) from None
     reason = f"{signals.reason}, then at once by {signals.seen[1]}"
     return Outcome("stopped", reason, resumable=True)
 

@@ -1,5 +1,9 @@
 """What the job makes of a head that does not answer, cannot be reached, or did not start."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -34,8 +38,11 @@ def raises(error: Exception) -> Answer:
 
 def follow(monkeypatch: pytest.MonkeyPatch, end: Answer, news: Exception) -> Outcome:
     monkeypatch.setattr(driver, "ray", Refs())
-    head: Any = SimpleNamespace(status=SimpleNamespace(remote=lambda cursor: raises(news)))
-    return driver._follow(head, end, None, StopSignals())
+    head: Any = SimpleNamespace(
+        status=SimpleNamespace(remote=lambda cursor: raises(news)),
+        pid=SimpleNamespace(remote=lambda: os.getpid),
+    )
+    return driver._follow(head, end, None, StopSignals(), driver._Watchdog(head, 60.0))
 
 
 @pytest.mark.parametrize("news", [ActorDiedError(), ActorUnavailableError("no answer", None)])
@@ -66,3 +73,53 @@ def test_how_a_head_ended_is_told_as_far_as_it_is_known(
     with pytest.raises(driver._HeadDiedError) as raised:
         follow(monkeypatch, raises(error), error)
     assert told in str(raised.value.told)
+
+
+class Silence(Refs):
+    """A head whose process stands: it answers no question, and its run ends with the process."""
+
+    def __init__(self, head: "subprocess.Popen[bytes]", *, is_up: bool) -> None:
+        self._head, self._is_up = head, is_up
+        self.num_waits = 0
+
+    def wait(self, refs: Sequence[Answer], timeout: float) -> tuple[list[Answer], list[Answer]]:
+        self.num_waits += 1
+        assert self.num_waits < 10_000, "nobody ended it"
+        if self.num_waits == 1_000:
+            self._is_up = True
+        done = {self._answer_pid: self._is_up, self.end: self._head.poll() is not None}
+        ready = [ref for ref in refs if done.get(ref)]
+        return ready, [ref for ref in refs if ref not in ready]
+
+    def _answer_pid(self) -> int:
+        return self._head.pid
+
+    def end(self) -> object:
+        raise ActorDiedError
+
+    @property
+    def handle(self) -> Any:
+        return SimpleNamespace(
+            status=SimpleNamespace(remote=lambda cursor: raises(ActorDiedError())),
+            pid=SimpleNamespace(remote=lambda: self._answer_pid),
+        )
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_a_head_that_hangs_is_ended_and_told_of_but_not_while_it_starts(
+    monkeypatch: pytest.MonkeyPatch, is_up: bool
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    process.send_signal(signal.SIGSTOP)
+    try:
+        refs = Silence(process, is_up=is_up)
+        monkeypatch.setattr(driver, "ray", refs)
+        watchdog = driver._Watchdog(refs.handle, longest_s=0.0)
+        with pytest.raises(driver._HeadDiedError) as raised:
+            driver._follow(refs.handle, refs.end, None, StopSignals(), watchdog)
+        assert "the head process answered nothing for" in str(raised.value.told)
+        assert process.wait() == -signal.SIGKILL
+        assert is_up or refs.num_waits >= 1_000
+    finally:
+        process.kill()
+        process.wait()

@@ -6,6 +6,7 @@ from orchestrator.storage import Json
 
 RANGES: Mapping[str, tuple[float, float, str]] = {
     "count": (1, 10_000, ""),
+    "joined": (1, 10_000, ""),
     "seed": (1, 2.0**63, ""),
     "_per_hour": (1e-6, 1e9, " dollars"),
     "_usd": (1e-6, 1e12, " dollars"),

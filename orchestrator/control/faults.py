@@ -290,7 +290,7 @@ def draw(
     spared = asked.spare or (_pick(rng, devices),)
     exposed = tuple(device for device in devices if device not in spared)
     if not exposed:
-        raise ValueError("every device is spared; leave one to break")
+        raise ValueError("spare names every device; leave one out to break")
     dice = _Dice(rng, devices, exposed, prices_per_hour)
     chosen = sorted(rng.choice(len(steps), asked.faults, replace=False).tolist())
     kinds = [kind for kind in asked.kinds for _ in range(_WEIGHTS[kind])]

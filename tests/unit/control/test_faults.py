@@ -127,7 +127,7 @@ def test_whom_a_draw_spares_is_never_broken() -> None:
     [
         (Draw(faults=5), 8, "faults is 5, but a run of 8 steps has room for 4"),
         (Draw(spare=("fast-7",)), 40, "spare names 'fast-7'; known: fast-0"),
-        (Draw(spare=DEVICES), 40, "every device is spared"),
+        (Draw(spare=DEVICES), 40, "spare names every device"),
     ],
 )
 def test_a_draw_that_cannot_be_is_refused(asked: Draw, num_steps: int, message: str) -> None:

@@ -40,13 +40,18 @@ class Roster:
 
     @property
     def leaving(self) -> frozenset[str]:
-        """Devices that are about to go."""
-        return frozenset(self._sight.leaving_s)
+        """Devices that are about to go, and those that went, but whose loss is not heard yet."""
+        return frozenset(self._sight.leaving_s) | (
+            set(self._fleet.device_ids) - self._sight.present.keys()
+        )
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Devices that are there and have a worker, those about to go among them."""
-        there = self._sight.present.keys() & set(self._fleet.device_ids)
+        """Devices that have a worker, those about to go among them.
+
+        One that went counts until its loss is heard: so long it is held, and has to have a price.
+        """
+        there = set(self._fleet.device_ids)
         return tuple(d for d in self._devices.values() if d.device_id in there)
 
     @property

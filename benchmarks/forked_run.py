@@ -9,9 +9,9 @@ from benchmarks.forked import ForkedActors
 from orchestrator.config import RunConfig
 from orchestrator.core.slot import Outcome
 from orchestrator.reports.live import View
-from orchestrator.runtime.driver import NO_CURSOR, tell
 from orchestrator.runtime.folder import open_folder
 from orchestrator.runtime.head import Head
+from orchestrator.runtime.life import NO_CURSOR, tell
 
 NEWS_S = 0.02  # between two questions to the head
 

@@ -395,8 +395,5 @@ def _as_known(cluster: ClusterState, state: ControlState | None) -> ClusterState
     if state is None:
         return replace(cluster, now_s=0.0)
     known = dict(state.slowdowns)
-    devices = tuple(
-        replace(device, slowdown=known.get(device.device_id, device.slowdown))
-        for device in cluster.devices
-    )
-    return replace(cluster, now_s=state.time_s, devices=devices)
+    devices = [replace(d, slowdown=known.get(d.device_id, d.slowdown)) for d in cluster.devices]
+    return replace(cluster, now_s=state.time_s, devices=tuple(devices))

@@ -1,13 +1,15 @@
 """Who counts as there while devices go: whoever is held has to have a price."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks.builders import make_cluster, make_device
-from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.roster import Roster
-from orchestrator.runtime.watch import Watch
 from tests.runtime.crew import FakePresence
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.rig import Rig
+    from orchestrator.runtime.watch import Watch
 
 DEVICES = [make_device("a-0"), make_device("b-0")]
 

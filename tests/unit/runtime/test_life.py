@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 
 from orchestrator.core.slot import Outcome
 from orchestrator.errors import UserCodeError
-from orchestrator.runtime import driver
+from orchestrator.runtime import life
 from orchestrator.runtime.signals import StopSignals
 
 Answer = Callable[[], object]
@@ -37,12 +37,12 @@ def raises(error: Exception) -> Answer:
 
 
 def follow(monkeypatch: pytest.MonkeyPatch, end: Answer, news: Exception) -> Outcome:
-    monkeypatch.setattr(driver, "ray", Refs())
+    monkeypatch.setattr(life, "ray", Refs())
     head: Any = SimpleNamespace(
         status=SimpleNamespace(remote=lambda cursor: raises(news)),
         pid=SimpleNamespace(remote=lambda: os.getpid),
     )
-    return driver._follow(head, end, None, StopSignals(), driver._Watchdog(head, 60.0))
+    return life.follow(head, end, None, StopSignals(), life.Watchdog(head, 60.0))
 
 
 @pytest.mark.parametrize("news", [ActorDiedError(), ActorUnavailableError("no answer", None)])
@@ -70,7 +70,7 @@ def test_a_run_has_ended_as_it_says_whatever_became_of_the_head_since(
 def test_how_a_head_ended_is_told_as_far_as_it_is_known(
     monkeypatch: pytest.MonkeyPatch, error: RayActorError, told: str
 ) -> None:
-    with pytest.raises(driver._HeadDiedError) as raised:
+    with pytest.raises(life.HeadDiedError) as raised:
         follow(monkeypatch, raises(error), error)
     assert told in str(raised.value.told)
 
@@ -113,10 +113,10 @@ def test_a_head_that_hangs_is_ended_and_told_of_but_not_while_it_starts(
     process.send_signal(signal.SIGSTOP)
     try:
         refs = Silence(process, is_up=is_up)
-        monkeypatch.setattr(driver, "ray", refs)
-        watchdog = driver._Watchdog(refs.handle, longest_s=0.0)
-        with pytest.raises(driver._HeadDiedError) as raised:
-            driver._follow(refs.handle, refs.end, None, StopSignals(), watchdog)
+        monkeypatch.setattr(life, "ray", refs)
+        watchdog = life.Watchdog(refs.handle, longest_s=0.0)
+        with pytest.raises(life.HeadDiedError) as raised:
+            life.follow(refs.handle, refs.end, None, StopSignals(), watchdog)
         assert "the head process answered nothing for" in str(raised.value.told)
         assert process.wait() == -signal.SIGKILL
         assert is_up or refs.num_waits >= 1_000

@@ -10,6 +10,7 @@ import ray
 
 from orchestrator.control.backend import ClusterOptions
 from orchestrator.core.cluster import ClusterState, Device, Offer
+from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.inventory import FoundDevice, Numbering, found_nodes, number_nodes
 from orchestrator.runtime.notices import NoticeBoard
@@ -73,7 +74,11 @@ class EmulatedPresence:
         self._taken: set[str] = set()
 
     def look(self, next_step: int, now_s: float) -> Sight:
-        """What is there."""
+        """What is there.
+
+        Raises:
+            LostWorkerError: If nothing is: no step would ever come at which a device joins.
+        """
         truth = self._truth
         self._step = max(self._step, next_step)
         for event in truth.events:
@@ -87,6 +92,12 @@ class EmulatedPresence:
             for device in truth.cluster.devices
             if device.device_id in ids - self._taken
         }
+        if not present:
+            raise LostWorkerError(
+                f"no device is left at step {self._step}, and without one no later step comes at "
+                "which emulation.events or faults let another join; spare a device, or let one "
+                "join by then"
+            )
         return Sight(present, {d: at_s for d, at_s in leaving_s.items() if d in present})
 
     def offers(self) -> tuple[Offer, ...]:

@@ -16,6 +16,7 @@ from orchestrator.control.backend import (
 )
 from orchestrator.control.pools import build_cluster
 from orchestrator.core.model import TrainingOptions
+from orchestrator.errors import LostWorkerError
 from orchestrator.runtime import notices
 from orchestrator.runtime import presence as module
 from orchestrator.runtime.inventory import Numbering, found_nodes, price_nodes
@@ -59,6 +60,17 @@ def test_a_device_under_notice_is_there_until_its_time_has_come() -> None:
     sight = looking.look(5, 32.0)
     assert (set(sight.present), sight.leaving_s) == ({"fast-0"}, {})
     assert looking.is_preemption("slow-0")
+
+
+def test_an_emulated_cluster_that_no_step_can_fill_again_is_an_error() -> None:
+    """Devices join at steps, and without a device there is none: the run would wait for ever."""
+    lost = EmulatedEvent(at_step=5, device="fast-0", lost=True)
+    late = presence(lost, EmulatedEvent(at_step=6, pool="slow", joined=1))
+    assert set(late.look(4, 1.0).present) == {"fast-0"}
+    with pytest.raises(LostWorkerError, match="no device is left at step 5"):
+        late.look(5, 2.0)
+    in_time = presence(lost, EmulatedEvent(at_step=5, pool="slow", joined=1))
+    assert set(in_time.look(5, 2.0).present) == {"slow-0"}
 
 
 def ray_node(name: str) -> dict[str, object]:

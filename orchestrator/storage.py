@@ -23,7 +23,7 @@ T = TypeVar("T")
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 _MAX_NAME = 100  # of a run: file systems allow 255 bytes, of which tools take some
-_TEMPORARY = ".tmp-"  # marks a file that is still being written; never listed
+TEMPORARY = ".tmp-"  # marks a file that is still being written; never listed
 _NO_FOLDERS = {"abfs", "abfss", "az", "gcs", "gs", "oss", "s3", "s3a"}  # their drivers make buckets
 
 
@@ -164,7 +164,7 @@ def list_names(url: str) -> tuple[str, ...]:
     except (FileNotFoundError, NotADirectoryError):
         return ()
     names = {str(name).rstrip("/").rsplit("/", 1)[-1] for name in found}
-    return tuple(sorted(name for name in names if _TEMPORARY not in name))
+    return tuple(sorted(name for name in names if TEMPORARY not in name))
 
 
 def delete(url: str) -> None:
@@ -290,7 +290,7 @@ def _write_local(path: Path, data: bytes) -> None:
         return
     target = path.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f"{target.name}{_TEMPORARY}{uuid4().hex}")
+    temporary = target.with_name(f"{target.name}{TEMPORARY}{uuid4().hex}")
     try:
         with temporary.open("wb") as file:
             file.write(data)

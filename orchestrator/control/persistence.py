@@ -39,6 +39,12 @@ class RunStore:
         """Where a file of the run lies."""
         return storage.join(self.run_url, *parts)
 
+    def delete_unfinished(self) -> None:
+        """Remove files that a process was writing when it was killed; no other may write now."""
+        folder = storage.local_path(self.run_url)
+        for path in folder.glob(f"*{storage.TEMPORARY}*") if folder else ():
+            path.unlink(missing_ok=True)
+
     def save_state(self, state: ControlState) -> None:
         """Replace the control state; what it says happened must already be in the ledger."""
         storage.write_json(self.url(STATE_FILE), state)

@@ -176,6 +176,7 @@ class Head:
         from orchestrator.planning.program import SlotProgram  # noqa: PLC0415 - as above
 
         assignment = SlotAssignment(self._config.control.plan_deadline_s, compiled=SlotProgram)
+        self._store.delete_unfinished()
         state, manifest = self._load(), self._checkpoints.latest()
         self._store.rewind_steps(manifest.step if manifest else 0)
         next_step = state.next_step if state else 0

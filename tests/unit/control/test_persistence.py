@@ -56,6 +56,14 @@ def test_a_control_state_comes_back_as_it_was_saved(store: RunStore) -> None:
     assert store.load_state(60.0) == STATE
 
 
+def test_what_a_killed_process_was_writing_is_removed(store: RunStore) -> None:
+    store.save_state(STATE)
+    folder = Path(store.run_url)
+    (folder / f"control.json{storage.TEMPORARY}1234").write_text("{")
+    store.delete_unfinished()
+    assert [path.name for path in folder.iterdir()] == ["control.json"]
+
+
 def test_a_run_that_never_saved_has_no_state(store: RunStore) -> None:
     assert store.load_state(60.0) is None
 

@@ -14,9 +14,10 @@ from orchestrator.planning.trials import Evaluate, Evaluator
 from orchestrator.planning.variations import Variation
 
 NUM_AT_ONCE = (12, 68, None)
-NUM_TRIED = (2, 5, 12)
+NUM_TRIED, FEW_DEVICES = (2, 5, 12), 32
 """First guesses that are ranked together, and how many of them are tried, most promising first:
-a plan is there early, and there may be time for no more. None: all that are left.
+a plan is there early, and there may be time for no more. None: all that are left. Of the first
+ones a single one is tried where there are more devices than few: a try takes longer there.
 
 Before these the best ones are filled and joined kind by kind: a re-plan has no time for all.
 """
@@ -144,6 +145,7 @@ class Search:
         """The best first guesses, and where sketches lead from some, best first."""
         space, seconds = self._evaluator.space, self._evaluator.seconds_per_sample
         seeds = self._while_in_time(space.seeds(seconds, self._evaluator.num_layers))
+        num_devices = len(self._evaluator.cost.problem.cluster.devices)
         raw: dict[State, Trial] = {}
         guesses: list[State] = []
         joined: dict[State, Trial] = {}
@@ -154,9 +156,10 @@ class Search:
                 if joins and not self._out_of_time():
                     self._add_promising(self._kind_by_kind(guesses), joined, most)
                     self._evaluator.has_joined = True
+            tried = most if guesses or num_devices <= FEW_DEVICES else 1
             some = list(islice(seeds, at_once))
             guesses += some
-            self._add_promising(some, raw, most)
+            self._add_promising(some, raw, tried)
         for guess in self._ranked({**raw, **joined})[:num_sketches]:
             self._add_promising([self._sketched(guess)], raw, 1)
         # One of the joined ones, so that they do not crowd out unlike guesses.

@@ -19,7 +19,7 @@ NUM_TRIED, FEW_DEVICES = (2, 5, 12), 32
 a plan is there early, and there may be time for no more. None: all that are left. Of the first
 ones a single one is tried where there are more devices than few: a try takes longer there.
 
-Before these the best ones are filled and joined kind by kind: a re-plan has no time for all.
+Before those that are left the best ones are filled, and kinds joined: a re-plan ends there.
 """
 
 NUM_FILLED, NUM_FILLS = 2, 3

@@ -15,7 +15,7 @@ from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 from orchestrator.planning.grouping import DeviceSpace
 from orchestrator.planning.roster import Roster
-from orchestrator.planning.search import Search
+from orchestrator.planning.search import FEW_DEVICES, Search
 from orchestrator.planning.space import Space, State, Trial
 from orchestrator.planning.tables import LayerTables
 from orchestrator.planning.templates import ClassSpace, binned
@@ -79,7 +79,7 @@ class _Level:
 
 LEVELS = (
     _Level(inf, lambda problem: replace(problem, cluster=binned(problem.cluster)), class_space),
-    _Level(32, lambda problem: problem, device_space),
+    _Level(FEW_DEVICES, lambda problem: problem, device_space),
 )
 """Neither is safe alone in the middle: there both run (docs/model.md, section 5.4), the coarse one
 first, as it comes to its end while the fine one takes all time there is."""

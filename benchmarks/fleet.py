@@ -23,8 +23,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in t
 
 from orchestrator.core.cluster import Team
 from orchestrator.core.durable import CheckpointManifest
-from orchestrator.core.model import OptimizerOptions, TrainingOptions
 from orchestrator.core.plan import Group, Plan, Stage
+from orchestrator.core.training import OptimizerOptions, TrainingOptions
 from workers.worker import Assignment, RunEnd, Worker, WorkerSpec
 
 ROOT = Path(__file__).resolve().parents[1]

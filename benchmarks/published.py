@@ -19,8 +19,8 @@ from benchmarks.plan_evaluator import Evaluation, evaluate_candidate
 from benchmarks.reference_data import DEVICES_PER_NODE, GLOBAL_BATCH, GPT_NEO, OPT_350, Share
 from benchmarks.result import Figure, Result, main
 from orchestrator.control.pools import build_cluster
-from orchestrator.core.model import TrainingOptions
 from orchestrator.core.slot import Candidate, PlanningProblem, first_problem
+from orchestrator.core.training import TrainingOptions
 from orchestrator.strategies.registry import make_strategy
 
 SIZES, QUICK_SIZES = (4, 8, 16, 32, 64, 128, 256, 512), (8, 32)

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from orchestrator.core.model import Task
+from orchestrator.core.training import Task
 
 
 def _sum_of_errors(output: torch.Tensor, batch: list[torch.Tensor]) -> tuple[torch.Tensor, int]:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from orchestrator.config import RunConfig
-    from orchestrator.core.model import Blocks, Task
+    from orchestrator.core.training import Blocks, Task
     from orchestrator.runtime.driver import Result, Trainer
 
 __all__ = ["Blocks", "Result", "RunConfig", "Task", "Trainer"]
 
 _HOMES = {
-    "Blocks": "orchestrator.core.model",
+    "Blocks": "orchestrator.core.training",
     "Result": "orchestrator.runtime.driver",
     "RunConfig": "orchestrator.config",
-    "Task": "orchestrator.core.model",
+    "Task": "orchestrator.core.training",
     "Trainer": "orchestrator.runtime.driver",
 }
 

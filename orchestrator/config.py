@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from orchestrator import storage
 from orchestrator.control.backend import ClusterOptions, EmulationOptions
 from orchestrator.control.recovery import FailureOptions
-from orchestrator.core.model import OptimizerOptions, TrainingOptions
+from orchestrator.core.training import OptimizerOptions, TrainingOptions
 from orchestrator.document import apply_override, read_document
 from orchestrator.errors import ConfigError
 from orchestrator.inputs import MAX_TEXT_BYTES, read_text
@@ -25,8 +25,9 @@ from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import BudgetOptions
 from orchestrator.ranges import range_problems
 from orchestrator.storage import Json, RunOptions
-from orchestrator.support import LATER_SECTIONS, NOT_YET, check_supported
+from orchestrator.support import LATER_SECTIONS, check_supported
 from orchestrator.telemetry.metrics import MetricsOptions
+from orchestrator.training_support import NOT_YET
 
 _EXAMPLES = {
     "run": "run: {name: my-run}",

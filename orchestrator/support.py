@@ -2,23 +2,19 @@
 
 import ast
 import difflib
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from math import fsum, inf
+from math import fsum
 from pathlib import Path
-from typing import TypeGuard
 
 from orchestrator.control.backend import ClusterOptions, EmulationOptions
 from orchestrator.control.faults import Fault
-from orchestrator.core.model import OptimizerOptions, TrainingOptions
-from orchestrator.core.schedule import SCHEDULES
+from orchestrator.core.training import TrainingOptions
 from orchestrator.errors import ConfigError
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import BudgetOptions, LimitOptions
-
-NOT_YET = "not supported in this version"
+from orchestrator.training_support import NOT_YET, choice, training_problems
 
 STRATEGIES = (
     "joint", "even-split", "proportional", "even-pipeline", "balanced-pipeline", "static",
@@ -28,32 +24,9 @@ STRATEGIES = (
 """Strategies that are built; a test compares them with the registry, which is heavier to load."""
 
 LATER_STRATEGIES = ("pase", "ppo")
-LATER_SCHEDULES = ("2bw",)
 LATER_SECTIONS = ("ppo",)
 
-_COMMON = ("weight_decay", "maximize", "foreach")
-OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
-    "sgd": ("momentum", "dampening", "weight_decay", "nesterov", "maximize", "foreach", "fused"),
-    "adam": ("betas", "eps", "amsgrad", "fused", "decoupled_weight_decay", *_COMMON),
-    "adamw": ("betas", "eps", "amsgrad", "fused", *_COMMON),
-    "adamax": ("betas", "eps", *_COMMON),
-    "nadam": ("betas", "eps", "momentum_decay", "decoupled_weight_decay", *_COMMON),
-    "radam": ("betas", "eps", "decoupled_weight_decay", *_COMMON),
-    "rmsprop": ("alpha", "eps", "momentum", "centered", *_COMMON),
-    "adagrad": ("lr_decay", "initial_accumulator_value", "eps", "weight_decay", "maximize",
-                "foreach", "fused"),
-    "adadelta": ("rho", "eps", *_COMMON),
-}  # fmt: skip
-"""torch.optim classes that work parameter by parameter, and their arguments besides lr."""
-
-LATER_ARGUMENTS = ("capturable", "differentiable")
-"""Arguments of torch's that a step in a plan cannot honour."""
-
 _SHARE_TOLERANCE = 1e-9  # 0.1 ten times is a little more than 1
-_SWITCHES = ("amsgrad", "centered", "decoupled_weight_decay", "fused", "maximize", "nesterov")
-_SHARES = ("alpha", "dampening", "rho")  # 0 to 1; every other argument is 0 or more
-
-LATER_OPTIMIZERS = ("adafactor", "asgd", "lbfgs", "muon", "rprop", "sparseadam")
 
 
 def check_supported(
@@ -68,8 +41,7 @@ def check_supported(
     ``emulation`` is None where the file has no such section.
     """
     problems = [
-        *_training_problems(training, cluster),
-        *_optimizer_problems(training.optimizer),
+        *training_problems(training, cluster),
         *_cluster_problems(cluster),
         *_limit_problems(budget.limits, cluster),
         *_strategy_problems(control.strategy),
@@ -143,71 +115,6 @@ def find_task(path: str, arguments: Mapping[str, object], folder: Path) -> None:
     definition = names.get(name)
     if isinstance(definition, ast.FunctionDef) and not definition.decorator_list:
         _check_arguments(definition.args, name, arguments)
-
-
-def _training_problems(training: TrainingOptions, cluster: ClusterOptions) -> Iterator[str]:
-    for schedule in training.schedules:
-        if schedule in LATER_SCHEDULES:
-            yield f"training.schedule is {schedule}: {NOT_YET}; write {' or '.join(SCHEDULES)}"
-        elif schedule not in SCHEDULES:
-            yield f"training.schedule is {schedule!r}; write {' or '.join(SCHEDULES)}"
-    if not training.schedules:
-        yield f"training.schedule is an empty list; write {' or '.join(SCHEDULES)}"
-    if training.overlap and cluster.source != "file":
-        yield (
-            f"training.overlap is true with cluster.source: {cluster.source}: {NOT_YET}; write "
-            "overlap: false"
-        )
-    if training.precision == "fp16":
-        yield f"training.precision is fp16: {NOT_YET}; write fp32 or bf16"
-    for name, limit in (("warmup_steps", 0), ("final_ratio", 0)):
-        if getattr(training.lr_schedule, name) < limit:
-            value = getattr(training.lr_schedule, name)
-            yield f"training.lr_schedule.{name} is {value}; it must not be negative"
-
-
-def _optimizer_problems(optimizer: OptimizerOptions) -> Iterator[str]:
-    if optimizer.name in LATER_OPTIMIZERS:
-        yield f"training.optimizer.name is {optimizer.name}: {NOT_YET}; write {_choice(OPTIMIZERS)}"
-        return
-    if optimizer.name not in OPTIMIZERS:
-        yield f"training.optimizer.name is {optimizer.name!r}; write {_choice(OPTIMIZERS)}"
-        return
-    if not optimizer.lr > 0:
-        yield f"training.optimizer.lr is {optimizer.lr}; it must be positive"
-    for key, value in optimizer.arguments.items():
-        known = OPTIMIZERS[optimizer.name]
-        if key in LATER_ARGUMENTS:
-            yield f"training.optimizer.{key}: {NOT_YET}; remove it"
-        elif key in known:
-            if wanted := _wanted(key, value):
-                yield f"training.optimizer.{key} is {json.dumps(value)}; write {wanted}"
-        else:
-            close = difflib.get_close_matches(key, known, 1)
-            mend = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
-            yield f"training.optimizer.{key} is not an argument of {optimizer.name}; {mend}"
-
-
-def _wanted(key: str, value: object) -> str:
-    """What to write for an argument of an optimizer; empty where the value will do."""
-    if key in _SWITCHES or key == "foreach":
-        fits = isinstance(value, bool) or (value is None and key in ("foreach", "fused"))
-        return "" if fits else "true or false"
-    if key == "betas":
-        pair = value if isinstance(value, list) and len(value) == 2 else [None]
-        fits = all(_is_share(beta) and beta < 1 for beta in pair)
-        return "" if fits else "two numbers from 0 to below 1"
-    if key in _SHARES:
-        return "" if _is_share(value) else "a number from 0 to 1"
-    return "" if _is_number(value) and value >= 0 else "a number that is not negative"
-
-
-def _is_share(value: object) -> TypeGuard[float]:
-    return _is_number(value) and 0 <= value <= 1
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < inf
 
 
 def _cluster_problems(cluster: ClusterOptions) -> Iterator[str]:
@@ -307,10 +214,10 @@ def _zone_problems(
 
 def _strategy_problems(strategy: str) -> Iterator[str]:
     if strategy in LATER_STRATEGIES:
-        yield f"control.strategy is {strategy}: {NOT_YET}; write {_choice(STRATEGIES)}"
+        yield f"control.strategy is {strategy}: {NOT_YET}; write {choice(STRATEGIES)}"
     elif strategy not in STRATEGIES:
         close = difflib.get_close_matches(strategy, STRATEGIES, 1)
-        mend = f"did you mean {close[0]}?" if close else f"write {_choice(STRATEGIES)}"
+        mend = f"did you mean {close[0]}?" if close else f"write {choice(STRATEGIES)}"
         yield f"control.strategy is {strategy!r}; {mend}"
 
 
@@ -328,11 +235,6 @@ def _target_problems(
         known = list(pools) if key == "pool" else devices
         if name is not None and name not in known:
             yield f"{path}.{key} is {name!r}; known: {', '.join(known)}"
-
-
-def _choice(names: Mapping[str, object] | tuple[str, ...]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} or {last}"
 
 
 def _find_module(name: str, search: list[str]) -> ModuleSpec | None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from orchestrator.core.model import Blocks
+from orchestrator.core.training import Blocks
 from orchestrator.errors import ConfigError
 from workers import border
 from workers.failures import user_code

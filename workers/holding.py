@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from orchestrator.core.model import TrainingOptions
+from orchestrator.core.training import TrainingOptions
 from orchestrator.errors import ConfigError
 from workers.checkpointing import LayerState
 from workers.moving import find_moves, holders, move_layers

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.core.durable import CheckpointManifest
-from orchestrator.core.model import TrainingOptions
 from orchestrator.core.plan import Move, Plan
+from orchestrator.core.training import TrainingOptions
 from workers.emulation import EmulatedStage
 from workers.faults import ProcessFault
 from workers.update import Verdict

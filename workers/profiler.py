@@ -11,14 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from orchestrator.core.model import (
-    LayerSizes,
-    LayerTimes,
-    ModelProfile,
-    Task,
-    TrainingOptions,
-    microbatch_sizes,
-)
+from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile, microbatch_sizes
+from orchestrator.core.training import Task, TrainingOptions
 from workers import border
 from workers.data import SampleSource
 from workers.failures import user_code

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from orchestrator.core.model import Task
+from orchestrator.core.training import Task
 from orchestrator.errors import ConfigError, UserCodeError
 from workers.agreement import check_agreement
 from workers.blocks import cut_blocks

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from orchestrator.core.model import Precision
+from orchestrator.core.training import Precision
 from workers import border
 from workers.failures import user_code
 from workers.splitting import sample_randomness

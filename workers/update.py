@@ -8,7 +8,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from orchestrator.core.model import OptimizerOptions, TrainingOptions
+from orchestrator.core.training import OptimizerOptions, TrainingOptions
 from orchestrator.errors import ConfigError
 from workers.process_groups import contact, start_sum
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from orchestrator.core.durable import CheckpointPart
-from orchestrator.core.model import ModelProfile, Task
+from orchestrator.core.model import ModelProfile
 from orchestrator.errors import ConfigError
 from workers.checkpointing import CheckpointWriter
 from workers.data import SampleSource
@@ -32,6 +32,7 @@ from workers.update import Verdict, Vote
 
 if TYPE_CHECKING:
     from orchestrator.core.slot import StepReport, WorkerFailed
+    from orchestrator.core.training import Task
 
 __all__ = ["Assignment", "RunEnd", "Standing", "TaskInfo", "Worker", "WorkerSpec"]
 

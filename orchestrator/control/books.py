@@ -14,7 +14,7 @@ from orchestrator.control.traffic import Traffic, move_traffic, step_traffic
 from orchestrator.control.treasury import Treasury
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.durable import ControlState, LedgerEntry
-from orchestrator.core.model import ModelProfile, TrainingOptions
+from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import (
     ClusterEvent,
@@ -29,6 +29,7 @@ from orchestrator.core.slot import (
     Usage,
     WorkerFailed,
 )
+from orchestrator.core.training import TrainingOptions
 from orchestrator.planning.blocks import with_surcharges
 from orchestrator.planning.guards import LedgerView
 from orchestrator.planning.lyapunov import ControlOptions

@@ -11,12 +11,8 @@ from orchestrator.control.backend import (
 )
 from orchestrator.control.links import build_links
 from orchestrator.core.cluster import ClusterState, Device, DeviceKind, Offer, known_kinds
-from orchestrator.core.model import (
-    LayerTimes,
-    ModelProfile,
-    TrainingOptions,
-    microbatch_sizes,
-)
+from orchestrator.core.model import LayerTimes, ModelProfile, microbatch_sizes
+from orchestrator.core.training import TrainingOptions
 from orchestrator.errors import ConfigError
 
 REFERENCE_KIND = "a100-40"  # speed_ratio 1

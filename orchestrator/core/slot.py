@@ -5,8 +5,9 @@ from typing import Literal
 
 from orchestrator.core.cluster import ClusterState, Device, Offer
 from orchestrator.core.durable import LedgerEntry
-from orchestrator.core.model import ModelProfile, TrainingOptions
+from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Migration, Plan
+from orchestrator.core.training import TrainingOptions
 from orchestrator.core.view import DeviceView
 
 DecisionKind = Literal["keep", "reassign", "switch", "idle"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from orchestrator.config import RunConfig
 from orchestrator.control.persistence import CheckpointStore, RunStore
-from orchestrator.core.model import Task
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
+from orchestrator.core.training import Task
 from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.reports.live import View
 from orchestrator.runtime.folder import alone_in, open_folder

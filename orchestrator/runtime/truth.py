@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from orchestrator.control.backend import EmulatedEvent
 from orchestrator.control.faults import Fault, Phase
 from orchestrator.core.cluster import ClusterState, Device, Offer
-from orchestrator.core.model import ModelProfile, TrainingOptions
+from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Group, Plan
 from orchestrator.core.slot import first_problem
+from orchestrator.core.training import TrainingOptions
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 

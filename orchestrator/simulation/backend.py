@@ -7,7 +7,7 @@ from math import inf
 from orchestrator.control.backend import Capabilities
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.durable import CheckpointManifest
-from orchestrator.core.model import ModelProfile, TrainingOptions
+from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Group, Plan, Stage, step_range, step_shares
 from orchestrator.core.schedule import SCHEDULES
 from orchestrator.core.slot import (
@@ -21,6 +21,7 @@ from orchestrator.core.slot import (
     Usage,
     first_problem,
 )
+from orchestrator.core.training import TrainingOptions
 from orchestrator.planning.cost import CostModel
 from orchestrator.simulation.executor import run_step
 from orchestrator.simulation.streams import Stream

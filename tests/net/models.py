@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from orchestrator.core.model import Task
+from orchestrator.core.training import Task
 from tests.runtime.models import squares
 
 SIDE, CHANNELS, OUTPUTS = 40, 48, 8

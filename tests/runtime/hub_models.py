@@ -7,7 +7,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestrator.core.model import Task
+from orchestrator.core.training import Task
 
 VOCABULARY, LENGTH = 101, 9
 

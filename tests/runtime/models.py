@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestrator.core.model import Blocks, Task
+from orchestrator.core.training import Blocks, Task
 
 IGNORED = -100
 

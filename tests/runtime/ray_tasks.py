@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from orchestrator.core.model import Task
+from orchestrator.core.training import Task
 from tests.runtime.models import Block, Rows, squares
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator.core.model import Blocks, Task
+from orchestrator.core.training import Blocks, Task
 from orchestrator.errors import ConfigError, UserCodeError
 from tests.runtime.models import Rows, Speaker, speaker, squares
 from workers.splitting import SplitModel, split

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.fleet import Fleet, make_plan
-from orchestrator.core.model import ScheduleOptions
 from orchestrator.core.plan import Plan
+from orchestrator.core.training import ScheduleOptions
 from tests.runtime.harness import make_spec
 from tests.runtime.reference import Shares, largest_difference, saved_parameters, train_alone
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from examples import byte_gpt, digits_cnn
 from orchestrator.config import RunConfig
-from orchestrator.core.model import Task
+from orchestrator.core.training import Task
 from workers.data import SampleSource
 from workers.splitting import load_task, split
 

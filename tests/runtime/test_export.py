@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from orchestrator.control.persistence import CheckpointStore
 from orchestrator.core.durable import CheckpointManifest
-from orchestrator.core.model import Task
+from orchestrator.core.training import Task
 from orchestrator.export import export_weights
 from workers.splitting import split
 from workers.state import ModelState, checkpoint_folder, save_layer

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator.core.model import OptimizerOptions, Task, TrainingOptions
+from orchestrator.core.training import OptimizerOptions, Task, TrainingOptions
 from orchestrator.errors import UserCodeError
 from workers import profiler
 from workers.profiler import profile_model

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config import RunConfig
-from orchestrator.core.model import Task
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
+from orchestrator.core.training import Task
 from orchestrator.errors import ConfigError, LostWorkerError, UserCodeError
 from orchestrator.runtime.driver import Trainer, exit_code, run_job
 from orchestrator.runtime.news import Comparing

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from orchestrator.core.model import Task
+from orchestrator.core.training import Task
 from orchestrator.errors import ConfigError, UserCodeError
 from workers.splitting import load_task, sample_randomness, split
 
@@ -95,7 +95,7 @@ def test_a_task_is_found_relative_to_the_working_directory_and_built_from_the_se
         "my_task",
         """
         import torch
-        from orchestrator.core.model import Task
+        from orchestrator.core.training import Task
         def make(width=2):
             return Task(layers=[torch.nn.Linear(width, 1)], loss=None, dataset=[0])
         """,

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from orchestrator.core.durable import CheckpointManifest
-from orchestrator.core.model import OptimizerOptions
+from orchestrator.core.training import OptimizerOptions
 from orchestrator.errors import ConfigError
 from tests.runtime.models import Block, language
 from workers.splitting import split

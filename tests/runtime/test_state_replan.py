@@ -9,9 +9,9 @@ import pytest
 from safetensors.torch import load_file
 
 from benchmarks.fleet import ChildError, Fleet, make_plan
-from orchestrator.core.model import ScheduleOptions
 from orchestrator.core.plan import Move, Plan
 from orchestrator.core.slot import StepReport
+from orchestrator.core.training import ScheduleOptions
 from tests.runtime.harness import make_spec, wait_for_parts
 from tests.runtime.plans import random_plan
 from tests.runtime.reference import largest_difference, saved_parameters, train_alone

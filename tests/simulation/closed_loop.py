@@ -9,7 +9,7 @@ from orchestrator.control.books import LoopOptions
 from orchestrator.control.loop import ControlLoop
 from orchestrator.core.cluster import ClusterState, Link, Offer
 from orchestrator.core.durable import ControlState, LedgerEntry
-from orchestrator.core.model import ModelProfile, TrainingOptions
+from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Group
 from orchestrator.core.slot import (
     Candidate,
@@ -20,6 +20,7 @@ from orchestrator.core.slot import (
     SlotRecord,
     first_problem,
 )
+from orchestrator.core.training import TrainingOptions
 from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.lyapunov import ControlOptions

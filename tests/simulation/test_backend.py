@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.builders import make_cluster, make_device, make_group, make_plan, make_profile
-from orchestrator.core.model import TrainingOptions
 from orchestrator.core.plan import Migration, Plan
 from orchestrator.core.slot import IDLE_ESTIMATE, Decision, DeviceLost, PreemptionNotice
+from orchestrator.core.training import TrainingOptions
 from orchestrator.simulation.backend import SimulatedBackend, SimulationOptions
 from orchestrator.simulation.traces import TraceEvent
 

@@ -11,8 +11,8 @@ from benchmarks.plan_evaluator import Evaluation, evaluate_candidate
 from benchmarks.reference_data import GLOBAL_BATCH, GPT_NEO, OPT_350, Mix, Share
 from orchestrator.config import RunConfig
 from orchestrator.control.pools import build_cluster
-from orchestrator.core.model import TrainingOptions
 from orchestrator.core.slot import Candidate, PlanningProblem, first_problem
+from orchestrator.core.training import TrainingOptions
 from orchestrator.strategies.registry import make_strategy
 from orchestrator.whatif.plans import WhatIf, what_if
 

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.builders import make_cluster, make_device, make_profile
 from orchestrator.control.books import Books, LoopOptions
-from orchestrator.core.model import TrainingOptions
 from orchestrator.core.slot import ClusterEvent, DeviceLost, WorkerFailed
+from orchestrator.core.training import TrainingOptions
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import BudgetOptions
 

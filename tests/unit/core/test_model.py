@@ -2,13 +2,8 @@ import math
 
 import pytest
 
-from orchestrator.core.model import (
-    LayerSizes,
-    LayerTimes,
-    ModelProfile,
-    TrainingOptions,
-    microbatch_sizes,
-)
+from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile, microbatch_sizes
+from orchestrator.core.training import TrainingOptions
 
 
 @pytest.mark.parametrize(("largest", "sizes"), [(1, (1,)), (6, (6, 3, 1)), (8, (8, 4, 2, 1))])

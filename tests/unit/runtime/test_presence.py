@@ -15,7 +15,7 @@ from orchestrator.control.backend import (
     OfferOptions,
 )
 from orchestrator.control.pools import build_cluster
-from orchestrator.core.model import TrainingOptions
+from orchestrator.core.training import TrainingOptions
 from orchestrator.errors import LostWorkerError
 from orchestrator.runtime import notices
 from orchestrator.runtime import presence as module

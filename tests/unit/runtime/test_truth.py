@@ -7,7 +7,7 @@ import pytest
 from benchmarks.builders import make_cluster, make_device, make_group, make_plan, make_profile
 from orchestrator.control.backend import EmulatedEvent
 from orchestrator.control.faults import FaultPlan
-from orchestrator.core.model import TrainingOptions
+from orchestrator.core.training import TrainingOptions
 from orchestrator.runtime.truth import EmulatedTruth, present_by
 
 A, B = make_device("fast-0"), make_device("slow-0", kind="old", zone="z2")

@@ -1,0 +1,156 @@
+"""What to train and how: the user's Task, and the section ``training`` of the file."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+MAX_MICROBATCHES = 10_000
+"""Of a step: a plan times every one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """How a model with like blocks in its middle runs in parts; all three close over the model.
+
+    ``embed(value)`` takes what the model would and returns the state, ``block(i, state)`` runs
+    block i and returns the next state, ``head(state)`` returns what the loss takes. A state is a
+    tensor, or a dict (tuple, list) of tensors, numbers and None.
+    """
+
+    embed: Callable[[Any], Any]
+    block: Callable[[int, Any], Any]
+    head: Callable[[Any], Any]
+    count: int | None = None  # of blocks; None: those of the longest ModuleList of one class
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What the user's callable returns; ``training.task`` names the callable.
+
+    ``layers`` is a list of ``nn.Module`` run one after another, or an ``nn.Module`` with
+    ``blocks``. ``loss(output, batch)`` returns (sum over samples, sum of weights); the gradient
+    of a step is that of (sum of sums) / (sum of weights) over the global batch. ``dataset``
+    is a torch map-style dataset; ``collate`` defaults to torch's ``default_collate``.
+    """
+
+    layers: Any
+    loss: Callable[[Any, Any], tuple[Any, Any]]
+    dataset: Any
+    eval_dataset: Any = None  # nothing evaluates it in this version
+    collate: Callable[[list[Any]], Any] | None = None
+    blocks: Blocks | None = None
+    inputs: Callable[[Any], Any] | None = None
+    """What the first layer takes of a batch; None: ``batch[0]`` of a tuple or list, else all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerOptions:
+    """YAML ``training.optimizer``: a class of ``torch.optim`` in lower case, its arguments."""
+
+    name: str = "adamw"
+    lr: float = 3e-4
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments, as torch names them (``momentum``, ``weight_decay``, ``betas``, ...)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleOptions:
+    """YAML section ``training.lr_schedule``: the learning rate as a function of the step."""
+
+    name: Literal["constant", "cosine", "linear"] = "constant"
+    warmup_steps: int = 0
+    """Steps over which the rate rises linearly from 0."""
+
+    final_ratio: float = 0.0
+    """Rate at the last step over the peak rate (cosine and linear)."""
+
+    def factor(self, step: int, num_steps: int) -> float:
+        """Multiplier of the peak rate at ``step`` (from 0) of ``num_steps``."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.name == "constant":
+            return 1.0
+        done = min(1.0, (step - self.warmup_steps) / max(1, num_steps - self.warmup_steps))
+        shape = (1 + math.cos(math.pi * done)) / 2 if self.name == "cosine" else 1 - done
+        return self.final_ratio + (1 - self.final_ratio) * shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """YAML section ``training``."""
+
+    task: str
+    """Import path ``package.module:callable`` of what returns the Task."""
+
+    global_batch: int
+    """Samples per optimizer step, whatever the plan."""
+
+    task_args: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the task."""
+
+    init_from: str | None = None
+    """A safetensors file with weights to start from."""
+
+    microbatch: int = 1
+    """Largest number of samples in one microbatch; the planner may use less."""
+
+    steps: int | None = None
+    """Optimizer steps to run; this or ``epochs``."""
+
+    epochs: int | None = None
+    """Passes over the dataset to run; this or ``steps``."""
+
+    optimizer: OptimizerOptions = OptimizerOptions()
+    lr_schedule: ScheduleOptions = ScheduleOptions()
+    precision: Precision = "fp32"
+    """``bf16`` and ``fp16`` mean autocast: weights, gradients and boundaries stay fp32."""
+
+    clip_grad_norm: float | None = None
+    """Largest norm of the whole gradient; null: no clipping."""
+
+    schedule: str | tuple[str, ...] = "1f1b"
+    """Pipeline schedule, or a list from which the planner chooses."""
+
+    overlap: bool = False
+    """Gradient sums overlap with backward."""
+
+    checkpoint_every_steps: int = 100
+    keep_checkpoints: int = 2
+
+    def __post_init__(self) -> None:
+        positive = {
+            "global_batch": self.global_batch, "microbatch": self.microbatch, "steps": self.steps,
+            "epochs": self.epochs, "checkpoint_every_steps": self.checkpoint_every_steps,
+            "keep_checkpoints": self.keep_checkpoints, "clip_grad_norm": self.clip_grad_norm,
+        }  # fmt: skip
+        for name, value in positive.items():
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} is {value}; it must be positive")
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give exactly one of steps and epochs")
+        if self.microbatch > self.global_batch:
+            raise ValueError(
+                f"microbatch is {self.microbatch}, but global_batch is only {self.global_batch}; "
+                f"write microbatch: {self.global_batch} or less"
+            )
+        if self.global_batch > MAX_MICROBATCHES * self.microbatch:
+            raise ValueError(
+                f"microbatch is {self.microbatch}, so that a step has more than "
+                f"{MAX_MICROBATCHES:,} microbatches; write microbatch: "
+                f"{math.ceil(self.global_batch / MAX_MICROBATCHES)} or more"
+            )
+
+    def num_samples(self, dataset_samples: int) -> int:
+        """Samples of the whole run; only ``epochs`` can leave a short last step."""
+        if self.steps is not None:
+            return self.steps * self.global_batch
+        assert self.epochs is not None, "one of steps and epochs is given"
+        return self.epochs * dataset_samples
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """The schedules the planner may choose from."""
+        return (self.schedule,) if isinstance(self.schedule, str) else self.schedule

@@ -1,0 +1,111 @@
+"""What this version can do of the section ``training``: schedules, precisions, optimizers."""
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from math import inf
+from typing import TypeGuard
+
+from orchestrator.control.backend import ClusterOptions
+from orchestrator.core.schedule import SCHEDULES
+from orchestrator.core.training import OptimizerOptions, TrainingOptions
+
+NOT_YET = "not supported in this version"
+
+LATER_SCHEDULES = ("2bw",)
+
+_COMMON = ("weight_decay", "maximize", "foreach")
+OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
+    "sgd": ("momentum", "dampening", "weight_decay", "nesterov", "maximize", "foreach", "fused"),
+    "adam": ("betas", "eps", "amsgrad", "fused", "decoupled_weight_decay", *_COMMON),
+    "adamw": ("betas", "eps", "amsgrad", "fused", *_COMMON),
+    "adamax": ("betas", "eps", *_COMMON),
+    "nadam": ("betas", "eps", "momentum_decay", "decoupled_weight_decay", *_COMMON),
+    "radam": ("betas", "eps", "decoupled_weight_decay", *_COMMON),
+    "rmsprop": ("alpha", "eps", "momentum", "centered", *_COMMON),
+    "adagrad": ("lr_decay", "initial_accumulator_value", "eps", "weight_decay", "maximize",
+                "foreach", "fused"),
+    "adadelta": ("rho", "eps", *_COMMON),
+}  # fmt: skip
+"""torch.optim classes that work parameter by parameter, and their arguments besides lr."""
+
+LATER_ARGUMENTS = ("capturable", "differentiable")
+"""Arguments of torch's that a step in a plan cannot honour."""
+
+_SWITCHES = ("amsgrad", "centered", "decoupled_weight_decay", "fused", "maximize", "nesterov")
+_SHARES = ("alpha", "dampening", "rho")  # 0 to 1; every other argument is 0 or more
+
+LATER_OPTIMIZERS = ("adafactor", "asgd", "lbfgs", "muon", "rprop", "sparseadam")
+
+
+def training_problems(training: TrainingOptions, cluster: ClusterOptions) -> Iterator[str]:
+    """What of the section cannot be done as asked, one message each."""
+    for schedule in training.schedules:
+        if schedule in LATER_SCHEDULES:
+            yield f"training.schedule is {schedule}: {NOT_YET}; write {' or '.join(SCHEDULES)}"
+        elif schedule not in SCHEDULES:
+            yield f"training.schedule is {schedule!r}; write {' or '.join(SCHEDULES)}"
+    if not training.schedules:
+        yield f"training.schedule is an empty list; write {' or '.join(SCHEDULES)}"
+    if training.overlap and cluster.source != "file":
+        yield (
+            f"training.overlap is true with cluster.source: {cluster.source}: {NOT_YET}; write "
+            "overlap: false"
+        )
+    if training.precision == "fp16":
+        yield f"training.precision is fp16: {NOT_YET}; write fp32 or bf16"
+    for name, limit in (("warmup_steps", 0), ("final_ratio", 0)):
+        if getattr(training.lr_schedule, name) < limit:
+            value = getattr(training.lr_schedule, name)
+            yield f"training.lr_schedule.{name} is {value}; it must not be negative"
+    yield from _optimizer_problems(training.optimizer)
+
+
+def _optimizer_problems(optimizer: OptimizerOptions) -> Iterator[str]:
+    if optimizer.name in LATER_OPTIMIZERS:
+        yield f"training.optimizer.name is {optimizer.name}: {NOT_YET}; write {choice(OPTIMIZERS)}"
+        return
+    if optimizer.name not in OPTIMIZERS:
+        yield f"training.optimizer.name is {optimizer.name!r}; write {choice(OPTIMIZERS)}"
+        return
+    if not optimizer.lr > 0:
+        yield f"training.optimizer.lr is {optimizer.lr}; it must be positive"
+    for key, value in optimizer.arguments.items():
+        known = OPTIMIZERS[optimizer.name]
+        if key in LATER_ARGUMENTS:
+            yield f"training.optimizer.{key}: {NOT_YET}; remove it"
+        elif key in known:
+            if wanted := _wanted(key, value):
+                yield f"training.optimizer.{key} is {json.dumps(value)}; write {wanted}"
+        else:
+            close = difflib.get_close_matches(key, known, 1)
+            mend = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
+            yield f"training.optimizer.{key} is not an argument of {optimizer.name}; {mend}"
+
+
+def _wanted(key: str, value: object) -> str:
+    """What to write for an argument of an optimizer; empty where the value will do."""
+    if key in _SWITCHES or key == "foreach":
+        fits = isinstance(value, bool) or (value is None and key in ("foreach", "fused"))
+        return "" if fits else "true or false"
+    if key == "betas":
+        pair = value if isinstance(value, list) and len(value) == 2 else [None]
+        fits = all(_is_share(beta) and beta < 1 for beta in pair)
+        return "" if fits else "two numbers from 0 to below 1"
+    if key in _SHARES:
+        return "" if _is_share(value) else "a number from 0 to 1"
+    return "" if _is_number(value) and value >= 0 else "a number that is not negative"
+
+
+def _is_share(value: object) -> TypeGuard[float]:
+    return _is_number(value) and 0 <= value <= 1
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < inf
+
+
+def choice(names: Mapping[str, object] | tuple[str, ...]) -> str:
+    """The names as an error offers them: a, b or c."""
+    *most, last = names
+    return f"{', '.join(most)} or {last}"

@@ -286,7 +286,10 @@ def make_spec(task: str, run_url: str, **changes: Any) -> WorkerSpec:
     options = TrainingOptions(
         task=task,
         optimizer=OptimizerOptions(
-            name=optimizer.pop("name"), lr=optimizer.pop("lr"), arguments=optimizer
+            name=optimizer.pop("name"),
+            lr=optimizer.pop("lr"),
+            groups=optimizer.pop("groups", ()),
+            arguments=optimizer,
         ),
         **{"steps": 20, **changes},
     )

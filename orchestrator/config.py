@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from orchestrator import storage
 from orchestrator.control.backend import ClusterOptions, EmulationOptions
 from orchestrator.control.recovery import FailureOptions
-from orchestrator.core.training import OptimizerOptions, TrainingOptions
+from orchestrator.core.training import GroupOptions, OptimizerOptions, TrainingOptions
 from orchestrator.document import apply_override, read_document
 from orchestrator.errors import ConfigError
 from orchestrator.inputs import MAX_TEXT_BYTES, read_text
@@ -51,6 +51,9 @@ _WANTED = {
 """pydantic's error type to what should have been written."""
 
 _SHOWN_ERRORS = 10
+
+_WITH_ARGUMENTS = (OptimizerOptions, GroupOptions)
+"""Options beside which arguments of torch's optimizer stand."""
 
 
 class RunConfig(BaseModel):
@@ -114,8 +117,11 @@ class RunConfig(BaseModel):
         """The resolved configuration as plain data, in the form of the file."""
         data = {name: storage.to_json(getattr(self, name)) for name in type(self).model_fields}
         optimizer = _child(_child(data, "training"), "optimizer")
-        optimizer.update(_child(optimizer, "arguments"))
-        del optimizer["arguments"]
+        groups = optimizer["groups"]
+        for part in (optimizer, *(groups if isinstance(groups, list) else ())):
+            assert isinstance(part, dict)
+            part.update(_child(part, "arguments"))
+            del part["arguments"]
         if self.cluster.source != "emulated":
             del data["emulation"]
         return data
@@ -133,9 +139,10 @@ def config_schema() -> dict[str, Json]:
         properties = _child(_child(definitions, cls.__name__), "properties")
         for name, text in _attribute_docs(cls).items():
             _child(properties, name)["description"] = text
-    optimizer = _child(definitions, "OptimizerOptions")
-    del _child(optimizer, "properties")["arguments"]
-    optimizer["additionalProperties"] = True  # torch's own arguments stand beside name and lr
+    for cls in _WITH_ARGUMENTS:
+        part = _child(definitions, cls.__name__)
+        del _child(part, "properties")["arguments"]
+        part["additionalProperties"] = True  # torch's own arguments stand beside name and lr
     schema["title"] = "lyray run"
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
@@ -146,16 +153,25 @@ def _prepare(data: dict[str, object]) -> None:
         del data[name]  # a section without keys is one with all its defaults
     training = data.get("training")
     if isinstance(training, dict) and isinstance(training.get("optimizer"), dict):
-        given = training["optimizer"]
-        own = {key: value for key, value in given.items() if key in ("name", "lr")}
-        arguments = {key: value for key, value in given.items() if key not in own}
-        training["optimizer"] = {**own, "arguments": arguments}
+        optimizer = training["optimizer"] = _with_arguments(training["optimizer"], OptimizerOptions)
+        groups = optimizer.get("groups")
+        if isinstance(groups, list):
+            optimizer["groups"] = [
+                _with_arguments(group, GroupOptions) if isinstance(group, dict) else group
+                for group in groups
+            ]
     cluster = data.get("cluster")
     if isinstance(cluster, dict) and cluster.get("source") == "ray":
         offers = cluster.get("offers")
         for offer in offers if isinstance(offers, list) else ():
             if isinstance(offer, dict):  # nothing scales the cluster down: presence is what is paid
                 offer.setdefault("billed", "while_present")
+
+
+def _with_arguments(given: dict[str, object], cls: type) -> dict[str, object]:
+    """What stands beside an options class's own keys are arguments of torch's optimizer."""
+    own = {key: value for key, value in given.items() if key in _keys(cls)}
+    return {**own, "arguments": {key: value for key, value in given.items() if key not in own}}
 
 
 def _explain(error: ValidationError, source: str) -> str:
@@ -267,7 +283,7 @@ def _hints(hint: object) -> Mapping[str, object]:
 
 def _keys(hint: object) -> tuple[str, ...]:
     return tuple(
-        key for key in _hints(hint) if _concrete(hint) is not OptimizerOptions or key != "arguments"
+        key for key in _hints(hint) if _concrete(hint) not in _WITH_ARGUMENTS or key != "arguments"
     )
 
 

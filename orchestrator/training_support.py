@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 from orchestrator.control.backend import ClusterOptions
 from orchestrator.core.schedule import SCHEDULES
-from orchestrator.core.training import OptimizerOptions, TrainingOptions
+from orchestrator.core.training import GroupOptions, OptimizerOptions, TrainingOptions
 
 NOT_YET = "not supported in this version"
 
@@ -52,12 +52,15 @@ def training_problems(training: TrainingOptions, cluster: ClusterOptions) -> Ite
             f"training.overlap is true with cluster.source: {cluster.source}: {NOT_YET}; write "
             "overlap: false"
         )
-    if training.precision == "fp16":
-        yield f"training.precision is fp16: {NOT_YET}; write fp32 or bf16"
-    for name, limit in (("warmup_steps", 0), ("final_ratio", 0)):
-        if getattr(training.lr_schedule, name) < limit:
-            value = getattr(training.lr_schedule, name)
+    rate = training.lr_schedule
+    for name in ("warmup_steps", "final_ratio", "decay_steps"):
+        if (value := getattr(rate, name)) < 0:
             yield f"training.lr_schedule.{name} is {value}; it must not be negative"
+    if (rate.name == "wsd") != (rate.decay_steps > 0):
+        yield (
+            f"training.lr_schedule.decay_steps is {rate.decay_steps} with name: "
+            f"{rate.name}; wsd needs steps to decay, and nothing else takes them"
+        )
     yield from _optimizer_problems(training.optimizer)
 
 
@@ -70,17 +73,45 @@ def _optimizer_problems(optimizer: OptimizerOptions) -> Iterator[str]:
         return
     if not optimizer.lr > 0:
         yield f"training.optimizer.lr is {optimizer.lr}; it must be positive"
-    for key, value in optimizer.arguments.items():
-        known = OPTIMIZERS[optimizer.name]
+    known = OPTIMIZERS[optimizer.name]
+    yield from _argument_problems("training.optimizer", optimizer.arguments, known, optimizer.name)
+    for index, group in enumerate(optimizer.groups):
+        path = f"training.optimizer.groups[{index}]"
+        yield from _group_problems(path, group)
+        # What decides the tensors of a state is one for all: checkpoints outlive groups.
+        own = tuple(key for key in known if key not in (*_SWITCHES, "foreach"))
+        known_here = ("lr_ratio", "frozen", *own)
+        yield from _argument_problems(path, group.arguments, known_here, "a group")
+
+
+def _group_problems(path: str, group: GroupOptions) -> Iterator[str]:
+    if not group.patterns or not all(group.patterns):
+        yield f"{path}.match is {json.dumps(group.match)}; write names of parameters, or patterns"
+    if not _is_number(group.lr_ratio) or group.lr_ratio <= 0:
+        yield (
+            f"{path}.lr_ratio is {group.lr_ratio}; write a positive number, or frozen: true for "
+            "parameters that are not trained"
+        )
+    if group.frozen and (group.arguments or group.lr_ratio != 1.0):
+        given = [*(["lr_ratio"] if group.lr_ratio != 1.0 else []), *group.arguments]
+        told = " and ".join(given)
+        yield f"{path} is frozen, so that {told} has no effect; remove one or the other"
+
+
+def _argument_problems(
+    path: str, arguments: Mapping[str, object], known: tuple[str, ...], owner: str
+) -> Iterator[str]:
+    for key, value in arguments.items():
         if key in LATER_ARGUMENTS:
-            yield f"training.optimizer.{key}: {NOT_YET}; remove it"
+            yield f"{path}.{key}: {NOT_YET}; remove it"
         elif key in known:
             if wanted := _wanted(key, value):
-                yield f"training.optimizer.{key} is {json.dumps(value)}; write {wanted}"
+                yield f"{path}.{key} is {json.dumps(value)}; write {wanted}"
         else:
             close = difflib.get_close_matches(key, known, 1)
+            close = ["lr_ratio"] if key == "lr" and "lr_ratio" in known else close
             mend = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
-            yield f"training.optimizer.{key} is not an argument of {optimizer.name}; {mend}"
+            yield f"{path}.{key} is not an argument of {owner}; {mend}"
 
 
 def _wanted(key: str, value: object) -> str:

@@ -1,14 +1,14 @@
 """What a worker holds: layers and their optimizer, as of one step boundary; moved and settled."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
 
-from orchestrator.core.training import TrainingOptions
 from orchestrator.errors import ConfigError
 from workers.checkpointing import LayerState
+from workers.grouping import find_groups
 from workers.moving import find_moves, holders, move_layers
 from workers.orders import Assignment, Standing, WorkerSpec
 from workers.peers import Peers
@@ -94,7 +94,9 @@ class Holding:
                     "is no checkpoint to restore"
                 )
         state.keep(mine)
-        self._optimizer = make_optimizer(self._spec.options.optimizer, state.parameters())
+        options = self._spec.options.optimizer
+        groups = find_groups(model, options.groups, state.layers)
+        self._optimizer = make_optimizer(options, state.parameters(), groups)
         state.give_to(self._optimizer)
 
     def _take_state(self, model: SplitModel, assignment: Assignment) -> tuple[ModelState, bool]:
@@ -111,12 +113,14 @@ class Holding:
         if assignment.discard:  # copied together: ties stay ties
             layers = tuple(copy.deepcopy(nn.ModuleList(layers)))
         device = torch.device(self._spec.device)
-        self._state, self.discards = ModelState(layers, device), assignment.discard
+        self._state = ModelState(layers, device, self._spec.options.precision)
+        self.discards = assignment.discard
         return self._state, True
 
-    def make_updater(self, options: TrainingOptions, num_steps: int) -> Updater:
-        """What applies steps to these layers; ``num_steps``: of the whole run."""
-        self._updater = Updater(self._optimizer, self.state.parameters(), options, num_steps)
+    def make_updater(self, lr: Callable[[int], float]) -> Updater:
+        """What applies steps to these layers, at the learning rate of each step."""
+        state, limit = self.state, self._spec.options.clip_grad_norm
+        self._updater = Updater(self._optimizer, state.parameters(), state.loss_scale, limit, lr)
         return self._updater
 
     def state_bytes(self) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from orchestrator.core.training import Precision
 from workers import border
 from workers.failures import user_code
+from workers.scaling import LossScale
 from workers.splitting import sample_randomness
 
 Loss = Callable[[Any, Any], tuple[Any, Any]]
@@ -63,6 +64,7 @@ class StageWork:
     precision: Precision
     device: torch.device
     loss: Loss | None  # of the last stage
+    loss_scale: LossScale
 
 
 class _Inlet(torch.autograd.Function):
@@ -181,7 +183,11 @@ class Stage:
             self.loss_sum += float(loss_sum.detach())
             self.weight_sum += weight
         if loss_sum.requires_grad:
-            kept.outputs = (loss_sum / num_samples,)
+            # A tensor of no dimension, as torch's scaler has it: a loss in fp16 becomes fp32.
+            scale = torch.tensor(self.work.loss_scale.scale, dtype=torch.float32).to(
+                loss_sum.device
+            )
+            kept.outputs = (loss_sum.reshape(()) * scale / num_samples,)
 
     def backward(
         self, microbatch: int, step: int, wire: Sequence[Tensor] = ()

@@ -19,10 +19,12 @@ from orchestrator.core.durable import (
     CheckpointManifest,
     checkpoint_name,
 )
+from orchestrator.core.training import Precision
 from orchestrator.errors import ConfigError, DamagedCheckpointError
+from workers.scaling import LossScale
 from workers.splitting import SplitModel
 
-Tensors = dict[str, Tensor]  # "param/<name>", "buffer/<name>", "optim/<name>/<key>"
+Tensors = dict[str, Tensor]  # "param/<name>", "buffer/<name>", "optim/<name>/<key>", LossScale's
 OptimizerState = dict[str, Tensor]  # of one parameter
 
 
@@ -63,9 +65,12 @@ class ModelState:
     so what layers share, or the user's functions hold, survives every move.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], device: torch.device) -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module], device: torch.device, precision: Precision = "fp32"
+    ) -> None:
         self.layers = tuple(layers)
         self.device = device
+        self.loss_scale = LossScale(precision)
         self._shapes = tuple(  # of the whole model: a layer that is not held has lost them
             {name: tuple(p.shape) for name, p in layer.named_parameters()} for layer in self.layers
         )
@@ -81,6 +86,7 @@ class ModelState:
         """State of one layer by sorted key; the tensors are the live ones."""
         module = self.layers[layer]
         found: Tensors = {f"buffer/{name}": b for name, b in module.named_buffers()}
+        found |= self.loss_scale.tensors()
         for name, parameter in module.named_parameters():
             found[f"param/{name}"] = parameter.detach()
             for key, value in self._optimizer_state.get(parameter, {}).items():
@@ -107,6 +113,8 @@ class ModelState:
                 )
         for name, parameter in parameters.items():
             parameter.data = tensors[f"param/{name}"].to(self.device)
+            if not parameter.requires_grad:
+                continue  # what it had when it was trained is given up
             prefix = f"optim/{name}/"
             self._optimizer_state[parameter] = {
                 key.removeprefix(prefix): value
@@ -116,6 +124,7 @@ class ModelState:
         for key, value in tensors.items():
             if key.startswith("buffer/"):
                 module.get_buffer(key.removeprefix("buffer/")).data = value.to(self.device)
+        self.loss_scale.load(tensors)
         self.held |= {layer}
 
     def begin(self, layer: int) -> None:
@@ -127,6 +136,7 @@ class ModelState:
         """Hold nothing: what is here belongs to another step."""
         self.held = frozenset()
         self._optimizer_state.clear()
+        self.loss_scale.reset()
 
     def keep(self, layers: Iterable[int]) -> None:
         """Free the memory of every other layer."""

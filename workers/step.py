@@ -108,16 +108,18 @@ class StepRunner:
             PeerLostError, LostContactError: If a worker is gone.
         """
         wall_s, cpu_s = time.monotonic(), time.thread_time()
+        lr = self.updater.lr(step)  # the user's function: it must not raise between two votes
         patience = Patience(wall_s + window.patience_s, min(self.receive_s, window.patience_s))
         share = self.samples.share(self.plan, self.place.group_index, step)
         reach = partial(self.executor.faults.reach, step)
+        loss_scale = self.stage.work.loss_scale.scale
         self.clock.begin_step(step, at_s)
         self.executor.run(share, self.clock, patience)
         worked_s = time.monotonic()
         self.sums.run(partial(reach, "reduce"), patience.left_s(worked_s))
         self.trace.summed = True
         ballot = Ballot(
-            squares=sum_of_squares(self.sums.counted()),
+            squares=sum_of_squares(self.sums.counted()) / loss_scale**2,
             weight_sum=self.stage.weight_sum,
             loss_sum=self.stage.loss_sum,
             hold=window.hold,
@@ -157,7 +159,8 @@ class StepRunner:
             peak_memory_bytes=self._peak_memory_bytes(),
             loss=verdict.loss,
             grad_norm=verdict.grad_norm(share.num_samples),
-            lr=self.updater.lr(step),
+            lr=lr,
+            loss_scale=loss_scale,
             skipped=verdict.skip,
             transfers=self._sent(times) if self.emulated else self.executor.transfers,
         )

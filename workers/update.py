@@ -1,8 +1,10 @@
 """The end of a step: one vote of all active workers, then the same update everywhere or nowhere."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -10,16 +12,25 @@ from torch import nn
 
 from orchestrator.core.training import OptimizerOptions, TrainingOptions
 from orchestrator.errors import ConfigError
+from workers.failures import user_code
 from workers.process_groups import contact, start_sum
+from workers.scaling import LossScale
 
 _SUMS = 7  # squares, weight, loss, not finite, hold, due, busy
 _NOT_FOR_US = {"lbfgs": "it needs a closure", "sparseadam": "gradients are dense here"}
 
 
 def make_optimizer(
-    options: OptimizerOptions, parameters: Sequence[nn.Parameter]
+    options: OptimizerOptions,
+    parameters: Sequence[nn.Parameter],
+    groups: Mapping[nn.Parameter, int] | None = None,
 ) -> torch.optim.Optimizer | None:
     """Return torch's optimizer of that name; None without parameters (a frozen stage).
+
+    Args:
+        options: Name, arguments and groups.
+        parameters: What it trains.
+        groups: To which of the groups a parameter belongs; none where it is absent.
 
     Raises:
         ConfigError: On a name or arguments that torch does not know.
@@ -37,18 +48,59 @@ def make_optimizer(
         raise ConfigError(
             f"training.optimizer.name is {options.name!r}: {why}; write one of {', '.join(known)}"
         )
-    arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in options.arguments.items()}
+    members: dict[int, list[nn.Parameter]] = defaultdict(list)
+    for parameter in parameters:
+        members[(groups or {}).get(parameter, -1)].append(parameter)
+    parts = [
+        {"params": members[number], "lr_ratio": 1.0}
+        if number < 0
+        else {
+            "params": members[number],
+            "lr_ratio": options.groups[number].lr_ratio,
+            **_as_torch_wants(options.groups[number].arguments),
+        }
+        for number in sorted(members)
+    ]
     try:
-        return classes[options.name](list(parameters), lr=options.lr, **arguments)
+        return classes[options.name](parts, lr=options.lr, **_as_torch_wants(options.arguments))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"training.optimizer: {options.name} says: {error}") from error
+
+
+def _as_torch_wants(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
+
+
+def learning_rate(
+    options: TrainingOptions, num_steps: int, factor: Callable[[int, int], float] | None
+) -> Callable[[int], float]:
+    """The learning rate of each step: a function of the step alone, whatever the plan.
+
+    Args:
+        options: The peak rate and the schedule.
+        num_steps: Of the whole run.
+        factor: The user's own schedule, see Task. What is returned raises UserCodeError where it
+            raises, or returns no finite number.
+    """
+    peak, schedule = options.optimizer.lr, options.lr_schedule
+
+    def rate(step: int) -> float:
+        if factor is None:
+            return peak * schedule.factor(step, num_steps)
+        with user_code(f"step {step}: Task.lr_factor"):
+            value = float(factor(step, num_steps))
+            if not 0 <= value < math.inf:
+                raise ValueError(f"it returned {value}; return a finite number, 0 or more")
+        return peak * value
+
+    return rate
 
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
     """What one worker brings to the vote."""
 
-    squares: float  # of the summed gradients it counts
+    squares: float  # of the summed gradients it counts, without the factor of the loss
     weight_sum: float
     loss_sum: float
     hold: bool
@@ -151,16 +203,14 @@ class Updater:
         self,
         optimizer: torch.optim.Optimizer | None,
         parameters: Sequence[nn.Parameter],
-        options: TrainingOptions,
-        num_steps: int,
+        loss_scale: LossScale,
+        clip_grad_norm: float | None,
+        lr: Callable[[int], float],
     ) -> None:
         self._optimizer, self._parameters = optimizer, tuple(parameters)
-        self._options, self._num_steps = options, num_steps
-
-    def lr(self, step: int) -> float:
-        """Learning rate of a step: a function of the step alone, whatever the plan."""
-        factor = self._options.lr_schedule.factor(step, self._num_steps)
-        return self._options.optimizer.lr * factor
+        self._loss_scale, self._clip_grad_norm = loss_scale, clip_grad_norm
+        self.lr = lr
+        """The learning rate of a step, see ``learning_rate``."""
 
     def apply(self, step: int, verdict: Verdict, num_samples: int) -> None:
         """Scale, clip and step; a skipped step only forgets its gradients.
@@ -168,16 +218,18 @@ class Updater:
         Source: docs/model.md, section 3.1 (the update does not depend on the plan).
         """
         if not verdict.skip and self._optimizer is not None:
-            scale = num_samples / verdict.weight_sum
-            limit = self._options.clip_grad_norm
+            scale = num_samples / verdict.weight_sum / self._loss_scale.scale
+            limit = self._clip_grad_norm
             if limit is not None:
                 scale *= min(1.0, limit / (verdict.grad_norm(num_samples) + 1e-6))
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
+            lr = self.lr(step)
             for group in self._optimizer.param_groups:
-                group["lr"] = self.lr(step)
+                group["lr"] = lr * group["lr_ratio"]
             self._optimizer.step()
+        self._loss_scale.follow(verdict.finite)
         self.discard()
 
     def discard(self) -> None:

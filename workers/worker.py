@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import torch
 
 from orchestrator.core.durable import CheckpointPart
 from orchestrator.core.model import ModelProfile
+from orchestrator.core.training import ScheduleOptions
 from orchestrator.errors import ConfigError
 from workers.checkpointing import CheckpointWriter
 from workers.data import SampleSource
@@ -18,6 +19,7 @@ from workers.emulation import VirtualClock
 from workers.executor import Executor, RealClock, make_place
 from workers.failures import worker_failed
 from workers.faults import NO_FAULTS, Injector
+from workers.grouping import freeze
 from workers.holding import Holding
 from workers.orders import Assignment, EndReason, RunEnd, Standing, TaskInfo, WorkerSpec
 from workers.peers import Peers
@@ -28,7 +30,7 @@ from workers.splitting import SplitModel, load_task, split
 from workers.stage import Stage, StageWork
 from workers.state import load_weights
 from workers.step import Samples, StepRunner, Window
-from workers.update import Verdict, Vote
+from workers.update import Verdict, Vote, learning_rate
 
 if TYPE_CHECKING:
     from orchestrator.core.slot import StepReport, WorkerFailed
@@ -50,6 +52,7 @@ class Worker:
         self._model: SplitModel | None = None
         self._source: SampleSource | None = None
         self._samples: Samples | None = None
+        self._lr: Callable[[int], float] = lambda _: 0.0
         self._peers = Peers(spec.transport, spec.timeout_s)
         self._holding = Holding(spec, self._peers)
         self._first_owned: tuple[int, ...] = ()  # layers this worker saves
@@ -68,22 +71,28 @@ class Worker:
 
         Raises:
             UserCodeError: If the user's code raises.
-            ConfigError: If the model, the weights to start from or the precision will not do.
+            ConfigError: If the model, its weights to start from or its groups will not do.
         """
         spec, options = self._spec, self._spec.options
-        if options.precision == "fp16":
-            raise ConfigError("training.precision: fp16 is not supported in this version; use bf16")
         if spec.working_dir is not None:
             os.chdir(spec.working_dir)
         self._task = load_task(spec.task, spec.task_args, spec.seed)
         self._model = split(self._task)
         if options.init_from is not None:
             load_weights(self._model, options.init_from)
+        freeze(self._model, options.optimizer.groups)
         self._source = SampleSource(
             self._task.dataset, self._task.collate, spec.seed, self._task.inputs
         )
         dataset_samples = self._source.num_samples
         self._samples = Samples(options.global_batch, options.num_samples(dataset_samples))
+        if self._task.lr_factor is not None and options.lr_schedule != ScheduleOptions():
+            raise ConfigError(
+                "training.lr_schedule is given, and so is Task.lr_factor; remove one of them"
+            )
+        self._lr = learning_rate(options, self._samples.num_steps, self._task.lr_factor)
+        for step in (0, self._samples.num_steps - 1):
+            self._lr(step)  # errors of the user's function are better told now than in the end
         return TaskInfo(dataset_samples)
 
     def profile(self, wall: bool) -> ModelProfile:
@@ -159,6 +168,7 @@ class Worker:
                 precision=options.precision,
                 device=self._device,
                 loss=self._task.loss if place.is_last else None,
+                loss_scale=holding.state.loss_scale,
             )
         )
         emulated = (assignment.emulation or {}).get(self._device_id)
@@ -175,7 +185,7 @@ class Worker:
             executor=Executor(place, stage, self._peers.transport, self._source, faults),
             sums=GradientSums(buckets, self._peers.groups),
             vote=Vote(self._peers.groups.get(active), active.index(self._peers.rank), len(active)),
-            updater=holding.make_updater(options, samples.num_steps),
+            updater=holding.make_updater(self._lr),
             trace=holding.trace,
             clock=VirtualClock(emulated) if emulated else RealClock(self._device),
             emulated=emulated is not None,

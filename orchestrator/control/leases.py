@@ -124,5 +124,6 @@ def committed_step(
         loss=told.loss,
         grad_norm=told.grad_norm,
         lr=told.lr,
+        loss_scale=told.loss_scale,
         skipped=told.skipped,
     )

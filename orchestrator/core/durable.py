@@ -69,7 +69,6 @@ class CheckpointManifest:
     num_layers: int
     samples_committed: int
     seed: int
-    loss_scale: float = 1.0
     optimizer: str = ""
     schema: str = "lyray.checkpoint/1"
 

@@ -50,6 +50,7 @@ class StepReport:
     loss: float | None = None  # of the whole step: sum of losses over sum of weights
     grad_norm: float | None = None
     lr: float = 0.0
+    loss_scale: float = 1.0  # of fp16: what the loss was multiplied by for backward
     skipped: bool = False  # no update: the gradient was not finite
     transfers: tuple[Transfer, ...] = ()  # as far as it measured them
 
@@ -347,6 +348,7 @@ class CommittedStep:
     loss: float | None = None
     grad_norm: float | None = None
     lr: float = 0.0
+    loss_scale: float = 1.0
     skipped: bool = False
 
     @property

@@ -45,6 +45,33 @@ class Task:
     inputs: Callable[[Any], Any] | None = None
     """What the first layer takes of a batch; None: ``batch[0]`` of a tuple or list, else all."""
 
+    lr_factor: Callable[[int, int], float] | None = None
+    """(step, steps of the run) to the multiplier of the learning rate, instead of
+    ``training.lr_schedule``; a function of these alone, which every worker calls. From step 0 on.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions:
+    """YAML ``training.optimizer.groups[]``: what holds for some of the model's parameters."""
+
+    match: str | tuple[str, ...]
+    """Their names in the model's ``state_dict``, or patterns of them (``*.bias``), or a list."""
+
+    lr_ratio: float = 1.0
+    """Their learning rate over that of the optimizer."""
+
+    frozen: bool = False
+    """They are not trained: no gradient, no update, no optimizer state."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The optimizer's arguments that they have otherwise (``weight_decay``, ``betas``, ...)."""
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """What ``match`` lists."""
+        return (self.match,) if isinstance(self.match, str) else self.match
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerOptions:
@@ -55,17 +82,26 @@ class OptimizerOptions:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments, as torch names them (``momentum``, ``weight_decay``, ``betas``, ...)."""
 
+    groups: tuple[GroupOptions, ...] = ()
+    """Parameters with settings of their own; the first entry that fits a parameter counts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleOptions:
     """YAML section ``training.lr_schedule``: the learning rate as a function of the step."""
 
-    name: Literal["constant", "cosine", "linear"] = "constant"
+    name: Literal["constant", "cosine", "linear", "inverse_sqrt", "wsd"] = "constant"
+    """How it goes on after the warm-up. ``inverse_sqrt`` falls with the root of the step; ``wsd``
+    (warm up, stay, decay) stays until the last ``decay_steps``, then falls linearly."""
+
     warmup_steps: int = 0
     """Steps over which the rate rises linearly from 0."""
 
     final_ratio: float = 0.0
-    """Rate at the last step over the peak rate (cosine and linear)."""
+    """Rate at the end over the peak rate (cosine, linear and wsd)."""
+
+    decay_steps: int = 0
+    """Steps at the end over which the rate falls (wsd)."""
 
     def factor(self, step: int, num_steps: int) -> float:
         """Multiplier of the peak rate at ``step`` (from 0) of ``num_steps``."""
@@ -73,7 +109,12 @@ class ScheduleOptions:
             return (step + 1) / self.warmup_steps
         if self.name == "constant":
             return 1.0
-        done = min(1.0, (step - self.warmup_steps) / max(1, num_steps - self.warmup_steps))
+        if self.name == "inverse_sqrt":
+            return math.sqrt(max(1, self.warmup_steps) / (step + 1))
+        first = self.warmup_steps
+        if self.name == "wsd":
+            first = max(first, num_steps - self.decay_steps)
+        done = min(1.0, max(0.0, (step - first) / max(1, num_steps - first)))
         shape = (1 + math.cos(math.pi * done)) / 2 if self.name == "cosine" else 1 - done
         return self.final_ratio + (1 - self.final_ratio) * shape
 

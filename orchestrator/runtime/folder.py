@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import IO, Literal
 
 from orchestrator import storage
@@ -15,6 +16,7 @@ from orchestrator.config import RunConfig
 from orchestrator.control.persistence import MANIFEST_FILE, CheckpointStore, RunStore
 from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.slot import Outcome
+from orchestrator.core.training import OptimizerOptions
 from orchestrator.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -130,7 +132,10 @@ def _check_same(config: RunConfig, old: RunConfig, run_url: str) -> None:
 
 def _value(config: RunConfig, key: str) -> object:
     section, _, name = key.partition(".")
-    return storage.to_json(getattr(getattr(config, section), name))
+    value = getattr(getattr(config, section), name)
+    if isinstance(value, OptimizerOptions):
+        value = replace(value, groups=())  # what is frozen, and rates, may change on the way
+    return storage.to_json(value)
 
 
 def _take_checkpoint(config: RunConfig, path: str, *, fresh: bool) -> None:

@@ -1,7 +1,9 @@
 """Small tasks that the exactness tests train, each with traits that could go wrong."""
 
+import math
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +20,10 @@ def _dtype(double: bool) -> torch.dtype:
 
 
 class Rows:
-    """Random inputs and targets; sample i is a function of i alone, ``poisoned`` is infinite."""
+    """Random inputs and targets; sample i is a function of i alone.
+
+    ``poisoned`` is infinite, and the target of ``loud`` so large that fp16 overflows at first.
+    """
 
     def __init__(
         self,
@@ -27,9 +32,10 @@ class Rows:
         *,
         dtype: torch.dtype = torch.float32,
         poisoned: int | None = None,
+        loud: int | None = None,
     ) -> None:
         self._num_samples, self._width, self._dtype = num_samples, width, dtype
-        self._poisoned = poisoned
+        self._poisoned, self._loud = poisoned, loud
 
     def __len__(self) -> int:
         return self._num_samples
@@ -39,6 +45,8 @@ class Rows:
         x, y = torch.randn(2, self._width, generator=generator, dtype=torch.float64)
         if index == self._poisoned:
             x[0] = torch.inf
+        if index == self._loud:
+            y[0] = 500.0
         return x.to(self._dtype), y.to(self._dtype)
 
 
@@ -67,12 +75,25 @@ def mlp(
     num_samples: int = 64,
     double: bool = False,
     poisoned: int | None = None,
+    loud: int | None = None,
 ) -> Task:
     """Residual layers; plain."""
     dtype = _dtype(double)
     layers = [Block(width).to(dtype) for _ in range(num_layers)]
-    data = Rows(num_samples, width, dtype=dtype, poisoned=poisoned)
+    data = Rows(num_samples, width, dtype=dtype, poisoned=poisoned, loud=loud)
     return Task(layers=layers, loss=squares, dataset=data)
+
+
+def scheduled(kind: str) -> Task:
+    """Residual layers with a learning rate of the user's own, good or bad."""
+    factors: dict[str, Any] = {
+        "waves": lambda step, num_steps: 1.0 + math.sin(step) * step / num_steps,
+        "raises": lambda step, num_steps: step / 0,
+        "nan": lambda step, num_steps: math.nan,
+        "text": lambda step, num_steps: "fast",
+        "late": lambda step, num_steps: -1.0 if step == 3 else 1.0,
+    }
+    return replace(mlp(double=True), lr_factor=factors[kind])
 
 
 # A language model: tied embedding, attention, ragged lengths, dropout ----------------------

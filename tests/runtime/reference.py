@@ -1,12 +1,14 @@
 """The oracle: one process trains the same task on the whole batch, or in groups' microbatches."""
 
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from orchestrator.core.training import TrainingOptions
 from workers.cutter import call_model
 from workers.data import SampleSource
 from workers.randomness import sample_randomness
@@ -17,26 +19,30 @@ Shares = Sequence[Sequence[int]]  # per group the samples of its microbatches
 
 
 def train_alone(
-    spec: WorkerSpec, num_steps: int, *, shares: Shares | None = None
+    spec: WorkerSpec,
+    num_steps: int,
+    *,
+    shares: Shares | None = None,
+    scales: list[float] | None = None,
 ) -> tuple[nn.ModuleList, list[float]]:
     """Return the trained layers and the loss of every step.
 
     With ``shares`` gradients are accumulated in microbatches within a group, then groups are
-    added up: the order of two groups' sum on a plan.
+    added up: the order of two groups' sum on a plan. ``scales`` gets torch's loss scale of every
+    step in fp16.
     """
     torch.set_num_threads(1)  # as in the workers: the bits depend on it
     options = spec.options
     task = load_task(spec.task, spec.task_args, spec.seed)
     layers = nn.ModuleList(task.layers if isinstance(task.layers, list) else split(task).layers)
     source = SampleSource(task.dataset, task.collate, spec.seed, task.inputs)
-    parameters = [p for p in layers.parameters() if p.requires_grad]
-    classes = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
-    optimizer = classes[options.optimizer.name](
-        parameters, lr=options.optimizer.lr, **options.optimizer.arguments
-    )
+    optimizer = _optimizer(options, task.layers)
+    parameters = [p for part in optimizer.param_groups for p in part["params"]]
+    scaler = torch.amp.GradScaler("cpu", enabled=options.precision == "fp16")
     total = (options.steps or 0) * options.global_batch
     total = total or options.epochs * source.num_samples
     steps_in_all = -(-total // options.global_batch)
+    factor = task.lr_factor or options.lr_schedule.factor
     losses = []
     for step in range(num_steps):
         first = step * options.global_batch
@@ -46,7 +52,7 @@ def train_alone(
         for group in shares or ((num_samples,),):
             for positions in _cut(first, group):
                 part, weight = _loss(spec, task, layers, source, (step, positions))
-                (part / num_samples).backward()
+                scaler.scale(part / num_samples).backward()
                 loss_sum += float(part.detach())
                 weight_sum += float(weight)
             first += sum(group)
@@ -57,16 +63,49 @@ def train_alone(
         for p, gradient in sums.items():
             p.grad = gradient.mul_(num_samples / weight_sum)
         losses.append(loss_sum / weight_sum)
-        if not all(torch.isfinite(gradient).all() for gradient in sums.values()):
-            optimizer.zero_grad()  # a step without an update
-            continue
+        if scales is not None:
+            scales.append(scaler.get_scale())
+        for part in optimizer.param_groups:
+            part["lr"] = options.optimizer.lr * part["ratio"] * factor(step, steps_in_all)
+        _update(options, optimizer, scaler)
+    return layers, losses
+
+
+def _optimizer(options: TrainingOptions, model: Any) -> torch.optim.Optimizer:
+    """Torch's own, with the groups of the file as torch wants them."""
+    classes = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+    module = nn.ModuleList(model) if isinstance(model, list) else model
+    members: dict[int, dict[nn.Parameter, None]] = {}
+    for name, parameter in module.named_parameters():
+        fits = [any(fnmatch(name, p) for p in g.patterns) for g in options.optimizer.groups]
+        number = fits.index(True) if any(fits) else -1
+        frozen = number >= 0 and options.optimizer.groups[number].frozen
+        if parameter.requires_grad and not frozen:
+            members.setdefault(number, {})[parameter] = None
+        parameter.requires_grad_(parameter.requires_grad and not frozen)
+    parts: list[dict[str, Any]] = [
+        {"params": list(found), "ratio": options.optimizer.groups[number].lr_ratio}
+        | dict(options.optimizer.groups[number].arguments)
+        if number >= 0
+        else {"params": list(found), "ratio": 1.0}
+        for number, found in members.items()
+    ]
+    arguments = options.optimizer.arguments
+    return classes[options.optimizer.name](parts, lr=options.optimizer.lr, **arguments)
+
+
+def _update(
+    options: TrainingOptions, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+) -> None:
+    parameters = [p for part in optimizer.param_groups for p in part["params"]]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if scaler.is_enabled() or all(torch.isfinite(gradient).all() for gradient in gradients):
+        scaler.unscale_(optimizer)
         if options.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters, options.clip_grad_norm)
-        for settings in optimizer.param_groups:
-            settings["lr"] = options.optimizer.lr * options.lr_schedule.factor(step, steps_in_all)
-        optimizer.step()
-        optimizer.zero_grad()
-    return layers, losses
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.zero_grad()  # without an update otherwise
 
 
 def _cut(first: int, sizes: Sequence[int]) -> Iterator[range]:
@@ -87,7 +126,8 @@ def _loss(
     value = source.first_input(batch)
     if isinstance(task.layers, nn.Module):  # the user's own forward, whole
         return task.loss(call_model(task.layers, value), batch)
-    with torch.autocast("cpu", torch.bfloat16, enabled=spec.options.precision == "bf16"):
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(spec.options.precision)
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
         for index, layer in enumerate(layers):
             with sample_randomness(spec.seed, step, positions, index):
                 value = layer(value)

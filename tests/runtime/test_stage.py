@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from orchestrator.errors import UserCodeError
+from workers.scaling import LossScale
 from workers.stage import Stage, StageWork
 
 
 def finish(loss: Any) -> Stage:
     work = StageWork(
         first_layer=0, layers=(nn.Linear(2, 1),), names=("0",), seed=0, precision="fp32",
-        device=torch.device("cpu"), loss=loss,
+        device=torch.device("cpu"), loss=loss, loss_scale=LossScale("fp32"),
     )  # fmt: skip
     stage = Stage(work)
     stage.start_step()

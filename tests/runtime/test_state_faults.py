@@ -16,6 +16,7 @@ from orchestrator.runtime.trouble import SYMPTOMS
 from tests.runtime.harness import make_spec
 from workers.executor import Patience, StepTimes
 from workers.faults import NO_FAULTS
+from workers.scaling import LossScale
 from workers.step import Samples, StepRunner, StepTrace, Window
 from workers.update import Verdict
 
@@ -136,12 +137,6 @@ def test_closing_a_worker_on_purpose_is_no_failure_of_its_own(tmp_path: Path) ->
     assert set(told) == {"b", "c"}
 
 
-def test_fp16_is_refused(tmp_path: Path) -> None:
-    spec = make_spec("mlp", str(tmp_path), global_batch=4, precision="fp16")
-    with Fleet(("a",)) as fleet, pytest.raises(ChildError, match="fp16 is not supported"):
-        fleet.start(spec)
-
-
 @pytest.mark.parametrize("name", ["lbfgs", "nonsense"])
 def test_optimizer_that_cannot_be_used_is_refused_by_name(tmp_path: Path, name: str) -> None:
     spec = make_spec("mlp", str(tmp_path), global_batch=4, optimizer={"name": name, "lr": 0.1})
@@ -235,7 +230,7 @@ def test_all_waits_of_a_step_end_with_it_and_who_was_slow_itself_still_grants_a_
     executor = SimpleNamespace(run=run, faults=NO_FAULTS, receive_s=0.0, data_s=0.0, transfers=())
     stage = SimpleNamespace(
         weight_sum=8.0, loss_sum=1.0, peak_stash_bytes=0,
-        work=SimpleNamespace(device=SimpleNamespace(type="cpu")),
+        work=SimpleNamespace(device=SimpleNamespace(type="cpu"), loss_scale=LossScale("fp32")),
     )  # fmt: skip
     parts: dict[str, Any] = {
         "executor": executor, "clock": clock, "stage": stage, "trace": StepTrace(),

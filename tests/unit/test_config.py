@@ -65,7 +65,15 @@ def test_limit_below_what_a_zone_costs_unused_is_refused_with_the_amount() -> No
 
 
 def test_the_resolved_file_loads_to_an_equal_config(tmp_path: Path) -> None:
-    config = RunConfig.parse(GOOD, ["budget.queue_cap=12.5", "training.schedule=[1f1b, gpipe]"])
+    groups = '[{match: ["*.bias", "*norm*"], weight_decay: 0}, {match: "wte.*", lr_ratio: 0.1}]'
+    config = RunConfig.parse(
+        GOOD,
+        ["budget.queue_cap=12.5", "training.schedule=[1f1b, gpipe]",
+         f"training.optimizer.groups={groups}"],
+    )  # fmt: skip
+    first, second = config.training.optimizer.groups
+    assert (first.patterns, first.arguments) == (("*.bias", "*norm*"), {"weight_decay": 0})
+    assert (second.patterns, second.lr_ratio, second.frozen) == (("wte.*",), 0.1, False)
     path = tmp_path / "config.yaml"
     path.write_text(config.to_yaml())
     assert RunConfig.load(path) == config
@@ -179,7 +187,7 @@ def test_the_schema_describes_every_section_and_knows_the_flat_optimizer() -> No
     assert set(schema["properties"]) == set(RunConfig.model_fields)
     assert schema["required"] == ["run", "training", "cluster", "budget"]
     optimizer = schema["$defs"]["OptimizerOptions"]
-    assert set(optimizer["properties"]) == {"name", "lr"}
+    assert set(optimizer["properties"]) == {"name", "lr", "groups"}
     assert optimizer["additionalProperties"] is True
     budget = schema["$defs"]["BudgetOptions"]["properties"]
     assert budget["total_usd"]["description"].startswith("Hard cap")

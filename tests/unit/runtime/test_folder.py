@@ -208,3 +208,16 @@ def test_a_disk_that_knows_no_locks_is_used_with_a_warning(
     with caplog.at_level(logging.WARNING), alone_in(str(tmp_path)):
         pass
     assert f"{tmp_path} cannot be locked ([Errno {errno.ENOLCK}]" in caplog.text
+
+
+def test_a_resumed_run_may_change_groups_but_not_the_optimizer(tmp_path: Path) -> None:
+    optimizer = 'optimizer: {{name: adamw, groups: [{{match: "{}", frozen: true}}]}}'
+    runs = []
+    for name, match in (("adamw", "a.*"), ("adamw", "b.*"), ("sgd", "b.*")):
+        text = TEXT.format(folder=tmp_path, name="r", batch=8, total=5.0)
+        told = optimizer.format(match).replace("adamw", name)
+        runs.append(RunConfig.parse(text.replace("steps: 10", f"steps: 10, {told}")))
+    for run in runs[:2]:
+        open_folder(run, "auto")
+    with pytest.raises(ConfigError, match=r"training\.optimizer is .*; write the old value"):
+        open_folder(runs[2], "auto")

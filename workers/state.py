@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from orchestrator.core.durable import (
 from orchestrator.core.training import Precision
 from orchestrator.errors import ConfigError, DamagedCheckpointError
 from workers.scaling import LossScale
-from workers.splitting import SplitModel
 
 Tensors = dict[str, Tensor]  # "param/<name>", "buffer/<name>", "optim/<name>/<key>", LossScale's
 OptimizerState = dict[str, Tensor]  # of one parameter
@@ -200,33 +198,6 @@ class ModelState:
                 digest.update(pack({key: tensor})[1].numpy().tobytes())
             found[layer] = digest.hexdigest()
         return found
-
-
-def load_weights(model: SplitModel, url: str) -> None:
-    """Fill the layers from a safetensors file with the user's own state_dict names.
-
-    Raises:
-        ConfigError: If the file cannot be read, or lacks or misshapes an entry.
-    """
-    try:
-        found = load_safetensors(storage.read_bytes(url))
-    except FileNotFoundError:
-        raise ConfigError(f"training.init_from: there is no file {url!r}") from None
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            f"training.init_from: {url!r} is no safetensors file: {error}; write one with "
-            "lyray export or safetensors.torch.save_file"
-        ) from None
-    for index, layer in enumerate(model.layers):
-        for name, value in layer.state_dict(keep_vars=True).items():
-            key = model.state_name(index, name)
-            if key not in found or found[key].shape != value.shape:
-                has = f"has shape {tuple(found[key].shape)}" if key in found else "is missing"
-                raise ConfigError(
-                    f"training.init_from: {key} {has} in {url!r}; the model wants "
-                    f"{tuple(value.shape)}"
-                )
-            value.data.copy_(found[key])
 
 
 def checkpoint_folder(run_url: str, step: int) -> str:

@@ -28,9 +28,9 @@ from workers.profiler import profile_model
 from workers.reduction import GradientSums, layer_owners, make_buckets, tie_owners
 from workers.splitting import SplitModel, load_task, split
 from workers.stage import Stage, StageWork
-from workers.state import load_weights
 from workers.step import Samples, StepRunner, Window
 from workers.update import Verdict, Vote, learning_rate
+from workers.weights import load_weights
 
 if TYPE_CHECKING:
     from orchestrator.core.slot import StepReport, WorkerFailed

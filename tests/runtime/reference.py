@@ -1,6 +1,6 @@
 """The oracle: one process trains the same task on the whole batch, or in groups' microbatches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
@@ -24,16 +24,18 @@ def train_alone(
     *,
     shares: Shares | None = None,
     scales: list[float] | None = None,
+    begin: Callable[[Any], None] = lambda _: None,
 ) -> tuple[nn.ModuleList, list[float]]:
     """Return the trained layers and the loss of every step.
 
     With ``shares`` gradients are accumulated in microbatches within a group, then groups are
     added up: the order of two groups' sum on a plan. ``scales`` gets torch's loss scale of every
-    step in fp16.
+    step in fp16; ``begin`` gets the model before the first step.
     """
     torch.set_num_threads(1)  # as in the workers: the bits depend on it
     options = spec.options
     task = load_task(spec.task, spec.task_args, spec.seed)
+    begin(task.layers)
     layers = nn.ModuleList(task.layers if isinstance(task.layers, list) else split(task).layers)
     source = SampleSource(task.dataset, task.collate, spec.seed, task.inputs)
     optimizer = _optimizer(options, task.layers)

@@ -4,15 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.training import OptimizerOptions
 from orchestrator.errors import ConfigError
 from tests.runtime.models import Block, language
-from workers.splitting import split
-from workers.state import ModelState, load_layer, load_weights, pack, save_layer, unpack
+from workers.state import ModelState, load_layer, pack, save_layer, unpack
 from workers.update import make_optimizer
 
 CPU = torch.device("cpu")
@@ -133,28 +131,3 @@ def test_layer_file_holds_all_of_its_state_and_its_checksum(tmp_path: Path) -> N
     assert same_bits(load_layer(str(tmp_path), manifest, 0), state.tensors(0))
     with pytest.raises(ConfigError, match="no file for layer 1"):
         load_layer(str(tmp_path), manifest, 1)
-
-
-def test_weights_to_start_from_are_found_by_the_users_own_names(tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    source, target = split(language()), split(language())
-    names = {
-        source.state_name(index, name): tensor.clone()
-        for index, layer in enumerate(source.layers)
-        for name, tensor in layer.state_dict().items()
-    }
-    path = str(tmp_path / "start.safetensors")
-    save_file(names, path)
-    load_weights(target, path)
-    for mine, theirs in zip(source.layers, target.layers, strict=True):
-        assert same_bits(dict(mine.state_dict()), dict(theirs.state_dict()))
-    del names[source.state_name(2, "up.weight")]
-    save_file(names, path)
-    with pytest.raises(ConfigError, match=r"training\.init_from: 2\.up\.weight is missing"):
-        load_weights(target, path)
-    with pytest.raises(ConfigError, match="there is no file"):
-        load_weights(target, path + ".none")
-    for wrong in (b"", b"garbage", b"\xff" * 100):
-        Path(path).write_bytes(wrong)
-        with pytest.raises(ConfigError, match=r"is no safetensors file: .*; write one with"):
-            load_weights(target, path)

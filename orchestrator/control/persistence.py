@@ -278,6 +278,7 @@ def step_json(step: CommittedStep) -> dict[str, object]:
         "loss": storage.finite(step.loss),
         "grad_norm": storage.finite(step.grad_norm),
         "lr": step.lr,
+        **({"loss_scale": step.loss_scale} if step.loss_scale != 1.0 else {}),
         "samples": step.samples,
         "step_s": step.step_s,
         "generation": step.generation,

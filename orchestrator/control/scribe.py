@@ -138,6 +138,10 @@ class Scribe:
         if not num_skipped:
             return ()
         detail = f"{num_skipped} of {len(steps)} steps changed nothing: {NOT_FINITE}"
+        if (scale := next(step.loss_scale for step in steps if step.skipped)) != 1.0:
+            detail += (
+                f" at a loss scale of {scale:g}, which is halved then: in fp16 a few are usual"
+            )
         return (self._event("skipped", detail),)
 
 

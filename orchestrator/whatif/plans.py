@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.config import RunConfig
 from orchestrator.control.pools import kind_name
+from orchestrator.core.cluster import known_kinds
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem, SlotRecord
@@ -225,6 +226,7 @@ def _notes(config: RunConfig, problem: PlanningProblem, rows: Sequence[PlanRow])
         notes.append(
             f"Times of {', '.join(priced)} are priced from FLOP and the catalogue, not measured."
         )
+    notes += _precision_notes(config, problem)
     notes += _gap_notes(problem, rows)
     budget = config.budget.average_per_hour_usd
     chosen = rows[0]
@@ -250,6 +252,20 @@ def _notes(config: RunConfig, problem: PlanningProblem, rows: Sequence[PlanRow])
             f"{config.emulation.billing_speedup:g} s; dollars per sample follow the bill."
         )
     return notes
+
+
+def _precision_notes(config: RunConfig, problem: PlanningProblem) -> list[str]:
+    """Kinds that compute bf16 no faster than fp32: a whole run has one precision."""
+    if config.training.precision != "bf16":
+        return []
+    kinds, known = {device.kind for device in problem.cluster.devices}, known_kinds()
+    slow = sorted(k for k in kinds if k in known and known[k].bf16_flop_per_s is None)
+    if not slow:
+        return []
+    return [
+        f"training.precision is bf16, which {', '.join(slow)} has no units for: planned at its "
+        "speed in fp32; fp16 runs on all kinds."
+    ]
 
 
 def _blocks_usd(config: RunConfig, problem: PlanningProblem, plan: Plan) -> float:

@@ -193,6 +193,10 @@ def test_steps_that_changed_nothing_are_told_and_kept_for_the_end() -> None:
     (event,) = scribe.skipped([replace(step, skipped=k != 1) for k in range(3)])
     assert event.kind == "skipped"
     assert event.detail == "2 of 3 steps changed nothing: the gradient was not finite"
+    (event,) = scribe.skipped([replace(step, skipped=True, loss_scale=65536.0)])
+    assert event.detail.endswith(
+        "at a loss scale of 65536, which is halved then: in fp16 a few are usual"
+    )
     assert scribe.skipped([step]) == ()
     assert all_done(10, 0) == "all 10 steps are done"
     assert all_done(10, 2) == (

@@ -183,3 +183,19 @@ def test_a_plan_just_above_the_budget_may_run_most_but_not_all_of_the_time() -> 
     found = _what_if(*TWO_POOLS, "budget.average_per_hour_usd=6.95", profile=_two_kinds())
     assert found.chosen.cost_per_hour_usd == pytest.approx(7.0)
     assert any("may run 99.3 % of the time" in note for note in found.notes)
+
+
+def test_a_kind_without_units_for_bf16_is_named() -> None:
+    profile = make_profile({"a100-40": [0.1, 0.1], "t4": [0.2, 0.2]})
+    offers = (
+        "[{pool: a, kind: a100-40, price_per_hour: 3, count: 1}, "
+        "{pool: b, kind: t4, price_per_hour: 1, count: 1}]"
+    )
+    for precision, count in (("bf16", 1), ("fp16", 0), ("fp32", 0)):
+        overrides = [
+            f"cluster.offers={offers}", f"training.precision={precision}",
+            "cluster.links=[{within: zone, latency_s: 0.001, bandwidth_gbytes_per_s: 1}]",
+        ]  # fmt: skip
+        notes = _what_if(*overrides, profile=profile).notes
+        told = [note for note in notes if note.startswith("training.precision is bf16, which t4")]
+        assert len(told) == count, precision

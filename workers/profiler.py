@@ -16,7 +16,7 @@ from orchestrator.core.training import Task, TrainingOptions
 from workers import border
 from workers.data import SampleSource
 from workers.failures import user_code
-from workers.splitting import SplitModel, sample_randomness
+from workers.splitting import SplitModel, Tie, sample_randomness
 from workers.stage import SavedBytes, autocast, to_device
 from workers.update import make_optimizer
 
@@ -61,6 +61,7 @@ def profile_model(
     largest = bench.sizes[0]
     last = layers[-1]
     boundary = [bytes_of(bench.outputs[i]) / largest if i != last else 0.0 for i in layers]
+    ties = [tie for tie in model.ties if _shared(model, tie).requires_grad]  # others have no sums
     return ModelProfile(
         model=options.task,
         dtype=options.precision,
@@ -73,6 +74,10 @@ def profile_model(
                 ),
                 boundary_bytes_per_sample=tuple(boundary),
                 stash_bytes_per_sample=tuple(b / largest for b in bench.stash_bytes),
+                frozen_bytes=tuple(
+                    float(sum(_nbytes(p) for p in layer.parameters() if not p.requires_grad))
+                    for layer in model.layers
+                ),
             ),
         ),
         times=tuple(
@@ -88,13 +93,16 @@ def profile_model(
         ),
         forward_flop_per_sample=tuple(flop / largest for flop in bench.flop),
         edges=tuple((i, i + 1) for i in layers[:-1]),
-        ties=tuple(tuple(layer for layer, _ in tie.keys) for tie in model.ties),
-        tie_bytes=tuple(
-            float(_nbytes(model.layers[tie.keys[0][0]].get_parameter(tie.keys[0][1])))
-            for tie in model.ties
-        ),
+        ties=tuple(tuple(layer for layer, _ in tie.keys) for tie in ties),
+        tie_bytes=tuple(float(_nbytes(_shared(model, tie))) for tie in ties),
         optimizer_bytes_per_param_byte=bench.optimizer_ratio,
     )
+
+
+def _shared(model: SplitModel, tie: Tie) -> nn.Parameter:
+    """The parameter of a tie."""
+    layer, name = tie.keys[0]
+    return model.layers[layer].get_parameter(name)
 
 
 def bytes_of(value: Any) -> int:

@@ -194,8 +194,9 @@ def _priced(profile: ModelProfile, kind: DeviceKind, precision: str, size: int) 
     update_s = (0.0,) * profile.num_layers
     if kind.memory_bandwidth_bytes_per_s:  # the update reads all state and writes all but gradients
         ratio = 1.0 + 2.0 * profile.optimizer_bytes_per_param_byte
-        params = profile.sizes[0].param_bytes
-        update_s = tuple(ratio * p / kind.memory_bandwidth_bytes_per_s for p in params)
+        sizes, rate = profile.sizes[0], kind.memory_bandwidth_bytes_per_s
+        pairs = zip(sizes.param_bytes, sizes.frozen_bytes, strict=True)
+        update_s = tuple(ratio * (whole - frozen) / rate for whole, frozen in pairs)
     return LayerTimes(
         kind=kind.kind,
         team_size=1,

@@ -16,6 +16,10 @@ from orchestrator.core.profile_fields import (
     whole,
 )
 
+_SIZE_COLUMNS = ("param_bytes", "boundary_bytes_per_sample", "stash_bytes_per_sample")
+_MORE_SIZES = ("frozen_bytes",)  # which a file may leave out
+_ALL_SIZES = (*_SIZE_COLUMNS, *_MORE_SIZES)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
@@ -25,11 +29,14 @@ class LayerSizes:
     param_bytes: tuple[float, ...]
     boundary_bytes_per_sample: tuple[float, ...]  # leaving the layer for the next one
     stash_bytes_per_sample: tuple[float, ...]  # what autograd keeps between forward and backward
+    frozen_bytes: tuple[float, ...] = ()  # of the parameters: those not trained; absent: none
 
     def __post_init__(self) -> None:
         if self.team_size < 1:
             raise ValueError(f"sizes are of a team of {self.team_size}; it must be at least 1")
-        for name in ("param_bytes", "boundary_bytes_per_sample", "stash_bytes_per_sample"):
+        if not self.frozen_bytes:
+            object.__setattr__(self, "frozen_bytes", (0.0,) * len(self.param_bytes))
+        for name in _ALL_SIZES:
             check_finite(f"{name} of teams of {self.team_size}", getattr(self, name))
 
 
@@ -93,8 +100,7 @@ class ModelProfile:
             else []
         )
         for size in self.sizes:
-            names = ("param_bytes", "boundary_bytes_per_sample", "stash_bytes_per_sample")
-            arrays += [(f"{n} (team {size.team_size})", getattr(size, n)) for n in names]
+            arrays += [(f"{n} (team {size.team_size})", getattr(size, n)) for n in _ALL_SIZES]
         for time in self.times:
             arrays += [
                 (f"{n} ({time.kind})", getattr(time, n))
@@ -137,7 +143,6 @@ def microbatch_sizes(largest: int) -> tuple[int, ...]:
 
 
 PROFILE_SCHEMA = "lyray.profile/1"
-_SIZE_COLUMNS = ("param_bytes", "boundary_bytes_per_sample", "stash_bytes_per_sample")
 _TIME_COLUMNS = ("forward_s", "backward_s", "update_s")
 _REQUIRED_KEYS = ("schema", "model", "layers", "sizes", "times")
 _OPTIONAL_KEYS = (
@@ -154,7 +159,14 @@ def profile_to_json(profile: ModelProfile) -> dict[str, object]:
         "dtype": profile.dtype,
         "layers": list(profile.layers),
         "sizes": [
-            {"team": s.team_size, **{name: list(getattr(s, name)) for name in _SIZE_COLUMNS}}
+            {
+                "team": s.team_size,
+                **{
+                    name: list(getattr(s, name))
+                    for name in _ALL_SIZES
+                    if name in _SIZE_COLUMNS or any(getattr(s, name))
+                },
+            }
             for s in profile.sizes
         ],
         "times": [
@@ -199,8 +211,9 @@ def profile_from_json(data: object) -> ModelProfile:
             LayerSizes(
                 whole(row, "team", path, 1),
                 *(column(row, name, path, layers) for name in _SIZE_COLUMNS),
+                *(column(row, name, path, layers) if name in row else () for name in _MORE_SIZES),
             )
-            for path, row in rows(data, "sizes", _SIZE_COLUMNS)
+            for path, row in rows(data, "sizes", _SIZE_COLUMNS, _MORE_SIZES)
         ),
         times=tuple(
             LayerTimes(

@@ -53,14 +53,17 @@ def list_of(data: Mapping[str, object], key: str, path: str = "") -> list[object
 
 
 def rows(
-    data: Mapping[str, object], key: str, columns: tuple[str, ...]
+    data: Mapping[str, object],
+    key: str,
+    columns: tuple[str, ...],
+    optional: tuple[str, ...] = ("estimated",),
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
     """The mappings of a list, each with the path of its fields."""
     for index, row in enumerate(list_of(data, key)):
         path = f"{key}[{index}]"
         if not isinstance(row, Mapping):
             raise ValueError(f"{path} is {row!r}; write a mapping")  # noqa: TRY004 - of the file
-        check_keys(row, f"{path}.", columns, ("team", "estimated"))
+        check_keys(row, f"{path}.", columns, ("team", *optional))
         yield f"{path}.", row
 
 
@@ -153,12 +156,25 @@ def check_rows(profile: "ModelProfile") -> None:
         for name in ("forward_s", "backward_s"):
             if not sum(getattr(time, name)) > 0:
                 raise ValueError(f"times[{index}].{name} is 0 in every layer; measure the kind")
+    _check_frozen(profile)
     _check_growth(profile)
     if profile.tie_bytes and len(profile.tie_bytes) != len(profile.ties):
         raise ValueError(
             f"tie_bytes has {len(profile.tie_bytes)} entries for {len(profile.ties)} ties; "
             "give one a tie"
         )
+
+
+def _check_frozen(profile: "ModelProfile") -> None:
+    """No more of a layer is frozen than it has."""
+    for index, size in enumerate(profile.sizes):
+        pairs = zip(size.frozen_bytes, size.param_bytes, strict=True)
+        for layer, (frozen, whole_bytes) in enumerate(pairs):
+            if frozen > whole_bytes:
+                raise ValueError(
+                    f"sizes[{index}].frozen_bytes[{layer}] is {frozen:g}, more than the "
+                    f"{whole_bytes:g} of its param_bytes; write that or less"
+                )
 
 
 def _check_growth(profile: "ModelProfile") -> None:

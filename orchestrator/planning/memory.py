@@ -59,14 +59,15 @@ class MemoryModel:
         if found is None:
             model, tables = self._problem.model, self._tables
             params = tables.param_bytes(team_size, first, end)
+            trained = params - tables.frozen_bytes(team_size, first, end)
             stash = tables.sizes(team_size).stash_bytes_per_sample
             inbound = tables.boundary_bytes(first - 1, microbatch) if first else 0
             outbound = tables.boundary_bytes(end - 1, microbatch) if end < model.num_layers else 0
             casts = 0.0 if model.dtype == "fp32" else 0.5 * params
             found = (
-                params * (1.0 + model.optimizer_bytes_per_param_byte) + casts + 2.0 * outbound,
+                params + trained * model.optimizer_bytes_per_param_byte + casts + 2.0 * outbound,
                 (stash[end] - stash[first]) * microbatch + inbound,
-                params,
+                trained,
             )
             self._parts[key] = found
         return found
@@ -82,18 +83,19 @@ class MemoryModel:
             borders = np.arange(model.num_layers + 1)
             empty_IJ = borders[:, None] >= borders
             params_IJ = tables.param_matrix(team_size)
+            trained_IJ = params_IJ - tables.frozen_matrix(team_size)
             stash_I = np.array(tables.sizes(team_size).stash_bytes_per_sample)
             inner = range(model.num_layers - 1)
             bytes_I = [0, *(tables.boundary_bytes(i, microbatch) for i in inner), 0]
             boundary_I = np.array(bytes_I, dtype=np.float64)
             casts_IJ = 0.0 if model.dtype == "fp32" else 0.5 * params_IJ
-            kept_IJ = params_IJ * (1.0 + model.optimizer_bytes_per_param_byte)
+            kept_IJ = params_IJ + trained_IJ * model.optimizer_bytes_per_param_byte
             fixed_IJ = kept_IJ + casts_IJ + 2.0 * boundary_I
             per_IJ = (stash_I - stash_I[:, None]) * microbatch + boundary_I[:, None]
             found = self._matrices[key] = (
                 np.where(empty_IJ, inf, fixed_IJ),
                 np.where(empty_IJ, inf, per_IJ),
-                np.where(empty_IJ, inf, params_IJ),
+                np.where(empty_IJ, inf, trained_IJ),
             )
         return found
 

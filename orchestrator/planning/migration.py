@@ -54,12 +54,14 @@ def _owners(plan: Plan, layer: int) -> tuple[str, ...]:
 
 def _moves(problem: PlanningProblem, old: Plan, new: Plan) -> tuple[Move, ...]:
     model = problem.model
-    param_bytes = model.sizes[0].param_bytes
+    sizes, ratio = model.sizes[0], model.optimizer_bytes_per_param_byte
     moves, turn = [], 0
     for layer in range(model.num_layers):
         held = _owners(old, layer)
         sources = [device for device in held if problem.cluster.has(device)]
-        state_bytes = param_bytes[layer] * model.optimizer_bytes_per_param_byte
+        trained_bytes = sizes.param_bytes[layer] - sizes.frozen_bytes[layer]
+        # The ratio counts the gradient, which stays, in place of the parameters, which move.
+        state_bytes = sizes.frozen_bytes[layer] + trained_bytes * ratio
         for target in _owners(new, layer):
             if target in held or not sources:
                 continue

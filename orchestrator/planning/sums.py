@@ -170,7 +170,8 @@ class GradientSums:
         """Seconds and dollars of one of so many equal sums, of chains that have no cuts yet."""
         rows = self._rows_of([alike for _, alike in chains])
         members = tuple([m[stage * len(m) // stages] for m, _, _ in rows])
-        whole = self._tables.sizes(self._tables.smallest_team).param_bytes[-1]
+        sizes = self._tables.sizes(self._tables.smallest_team)
+        whole = sizes.param_bytes[-1] - sizes.frozen_bytes[-1]
         return self._ring(members, whole / stages)
 
     def finish(
@@ -332,7 +333,7 @@ def _ring_order(device: Device) -> tuple[str, str, str]:
 def _segment_bytes(tables: LayerTables, segment: Segment) -> float:
     first, end = segment.first_layer, segment.end_layer
     prefix = tables.sizes(tables.smallest_team).param_bytes
-    total = prefix[end] - prefix[first]
+    total = prefix[end] - prefix[first] - tables.frozen_bytes(tables.smallest_team, first, end)
     for layers, size_bytes in tables.ties:
         total -= size_bytes * sum(first <= layer < end for layer in layers)
     return total

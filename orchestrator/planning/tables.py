@@ -27,6 +27,7 @@ class SizeTable:
     """Prefix sums of bytes of one team size, and the boundary behind each layer."""
 
     param_bytes: tuple[float, ...]
+    frozen_bytes: tuple[float, ...]
     stash_bytes_per_sample: tuple[float, ...]
     boundary_bytes_per_sample: tuple[float, ...]  # not summed: entry l leaves layer l
 
@@ -135,6 +136,7 @@ class LayerTables:
             sizes = self._sizes_of(team_size)
             found = self._sizes[team_size] = SizeTable(
                 tuple(accumulate(sizes.param_bytes, initial=0.0)),
+                tuple(accumulate(sizes.frozen_bytes, initial=0.0)),
                 tuple(accumulate(sizes.stash_bytes_per_sample, initial=0.0)),
                 sizes.boundary_bytes_per_sample,
             )
@@ -153,6 +155,7 @@ class LayerTables:
             _line(low.param_bytes, high.param_bytes, weight),
             _line(low.boundary_bytes_per_sample, high.boundary_bytes_per_sample, weight),
             _line(low.stash_bytes_per_sample, high.stash_bytes_per_sample, weight),
+            _line(low.frozen_bytes, high.frozen_bytes, weight),
         )
 
     def boundary_bytes(self, border_layer: int, microbatch: int) -> int:
@@ -171,6 +174,17 @@ class LayerTables:
             if held > 1:
                 total -= (held - 1) * size_bytes * self._share_of_member(team_size, layers[0])
         return total
+
+    def frozen_bytes(self, team_size: int, first_layer: int, end_layer: int) -> float:
+        """Of ``param_bytes``: what is not trained, so that it has no gradient and no state."""
+        prefix = self.sizes(team_size).frozen_bytes
+        return prefix[end_layer] - prefix[first_layer]
+
+    def frozen_matrix(self, team_size: int) -> NDArray[np.float64]:
+        """``frozen_bytes`` of all ranges, as ``param_matrix``."""
+        prefix_I = np.array(self.sizes(team_size).frozen_bytes)
+        total_IJ: NDArray[np.float64] = prefix_I - prefix_I[:, None]
+        return total_IJ
 
     def param_matrix(self, team_size: int) -> NDArray[np.float64]:
         """``param_bytes`` of all ranges: entry i, j is that of layers i to j."""

@@ -11,6 +11,7 @@ from orchestrator.runtime.actors import Place
 from orchestrator.runtime.truth import StageTruth
 from workers.emulation import Delay, EmulatedStage
 from workers.faults import FaultAct, Injector, ProcessFault
+from workers.grouping import freeze
 from workers.output import send_output_to
 from workers.profiler import profile_model
 from workers.splitting import load_task, split
@@ -95,10 +96,12 @@ def measure_model(config: RunConfig) -> ModelProfile:
 
     Raises:
         UserCodeError: If the user's code raises.
-        ConfigError: If the model cannot be split.
+        ConfigError: If the model cannot be split, or its groups will not do.
     """
     training = config.training
     if config.cluster.source == "emulated":
         torch.set_num_threads(1)  # as its workers run; then CPU time counts, not a busy neighbour
     task = load_task(training.task, training.task_args, config.run.seed)
-    return profile_model(split(task), task, training)
+    model = split(task)
+    freeze(model, training.optimizer.groups)
+    return profile_model(model, task, training)

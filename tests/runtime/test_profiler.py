@@ -72,6 +72,17 @@ def test_bytes_and_flop_are_those_counted_by_hand() -> None:
     assert found.dtype == "fp32"
 
 
+def test_frozen_parameters_are_told_and_cost_no_update() -> None:
+    frozen, half, last = linear(), linear(), linear(3)
+    frozen.requires_grad_(False)
+    half.bias.requires_grad_(False)
+    found = profile([frozen, half, last])
+    assert found.sizes[0].param_bytes == (4 * (64 + 8), 4 * (64 + 8), 4 * (24 + 3))
+    assert found.sizes[0].frozen_bytes == (4 * (64 + 8), 4 * 8, 0)
+    assert found.times[0].update_s[0] == 0
+    assert found.times[0].update_s[1] > 0
+
+
 def test_a_storage_kept_twice_counts_once_and_a_border_of_two_tensors_counts_both() -> None:
     (sizes,) = profile([linear(), Branches(), Join()]).sizes
     assert sizes.stash_bytes_per_sample[1] == 32

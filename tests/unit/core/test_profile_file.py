@@ -1,6 +1,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,16 @@ def test_a_profile_survives_the_file_unchanged():
         step_overhead_s=0.01,
     )
     assert profile_from_json(json.loads(json.dumps(profile_to_json(profile)))) == profile
+    assert "frozen_bytes" not in profile_to_json(profile)["sizes"][0]
+    frozen = replace(profile, sizes=(replace(profile.sizes[0], frozen_bytes=(9.0, 0.0)),))
+    assert profile_from_json(json.loads(json.dumps(profile_to_json(frozen)))) == frozen
+
+
+def test_no_more_of_a_layer_is_frozen_than_it_has():
+    data = profile_file()
+    data["sizes"][0]["frozen_bytes"] = [0, 1e9, 0]
+    with pytest.raises(ValueError, match=r"sizes\[0\]\.frozen_bytes\[1\] is 1e\+09, more than the"):
+        profile_from_json(data)
 
 
 def test_optional_keys_may_be_left_out():

@@ -23,6 +23,7 @@ from orchestrator.core.slot import IDLE_ESTIMATE
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import group_makespan
 from orchestrator.planning.partition import partition
+from orchestrator.planning.sums import list_sums
 
 
 def model_of(devices, profile, *, problem=None, **cluster):
@@ -270,13 +271,36 @@ def test_a_tied_parameter_is_stored_once_a_stage():
     assert dict(estimate.peak_memory_bytes)["d-0"] == 4 * (300 - 60)
 
 
+def frozen_profile():
+    """Four layers of 100 bytes, of which the first is frozen and the second one in half."""
+    profile = make_profile({"gpu": [0.1] * 4}, param_bytes=100.0)
+    return replace(
+        profile, sizes=(replace(profile.sizes[0], frozen_bytes=(100.0, 50.0, 0.0, 0.0)),)
+    )
+
+
+def test_what_is_not_trained_has_no_gradient_no_state_and_no_sum():
+    devices = [make_device("a-0"), make_device("b-0")]
+    cost = model_of(devices, frozen_profile())
+    alone = dict(cost.evaluate([whole(devices[0], 4, [1])], "1f1b").peak_memory_bytes)
+    assert alone["a-0"] == 400 + 3 * 250
+    both = dict(cost.evaluate([whole(d, 4, [1]) for d in devices], "1f1b").peak_memory_bytes)
+    assert both["a-0"] == alone["a-0"] + 250  # the bucket
+    ((_, size_bytes),) = list_sums([whole(d, 4, [1]) for d in devices], cost.tables)
+    assert size_bytes == 250
+    first = [make_group(devices, [0, 1, 4], [1])] * 2
+    assert [size for _, size in list_sums(first, cost.tables)] == [250]  # none of the first layer
+
+
 def test_memory_of_all_ranges_is_that_of_each():
     profile = make_profile(
         {"gpu": [0.1] * 6}, param_bytes=[7.0, 2.5, 3.1, 9.0, 1.0, 7.0], ties=((0, 5), (1, 2, 3)),
         tie_bytes=(6.0, 0.3), stash_bytes=[1.0, 2.0, 3.3, 4.0, 5.0, 6.0],
         boundary_bytes=[11.0, 12.0, 13.0, 14.0, 15.0, 0.0],
     )  # fmt: skip
+    sizes = replace(profile.sizes[0], frozen_bytes=(0.0, 2.5, 1.0, 0.0, 0.0, 0.0))
     for dtype in ("fp32", "bf16"):
+        profile = replace(profile, sizes=(sizes,))
         memory = model_of([make_device()], replace(profile, dtype=dtype)).memory
         matrices = memory.matrices(1, 2)
         for i, j in combinations(range(7), 2):

@@ -61,6 +61,31 @@ def test_groups_equal_torchs_own(
     assert difference(fleet, spec, PLANS[plan]) <= 1e-12
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        make_plan([([("a", 2), ("b", 5)], (3, 3)), ([("c", 3), ("d", 4)], (2, 2))]),
+        make_plan([([("f", 4), ("e", 3)], (1, 1)), ([("a", 7)], (4, 4))], schedule="gpipe"),
+    ],
+    ids=["even", "uneven"],
+)
+def test_an_epoch_in_tokens_with_a_short_last_batch_equals_one_process(
+    fleet: Fleet, tmp_path: Path, plan: Any
+) -> None:
+    spec = make_spec(
+        "language", str(tmp_path), task_args={"ragged": True}, global_batch=10, clip_grad_norm=0.05,
+        steps=None, epochs=1, lr_schedule=ScheduleOptions(name="wsd", decay_steps=2),
+        optimizer={**ADAMW, "groups": GROUPS},
+    )  # fmt: skip
+    fleet.start(spec)
+    fleet.install(plan, first_step=0, end_step=99)
+    end = fleet.run(plan)
+    assert (end.next_step, end.reason) == (5, "finished")  # of 48 samples
+    fleet.save(5, num_layers=7)
+    alone, _ = train_alone(spec, 5)
+    assert largest_difference(alone, saved_parameters(str(tmp_path), 5, 7)) <= 1e-12
+
+
 def test_groups_survive_a_change_of_plan_and_may_change_on_resume(
     fleet: Fleet, tmp_path: Path
 ) -> None:

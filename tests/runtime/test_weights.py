@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from benchmarks.fleet import Fleet, make_plan
+from orchestrator import storage
 from orchestrator.control.persistence import CheckpointStore
 from orchestrator.errors import ConfigError
 from orchestrator.export import export_weights
@@ -55,6 +56,15 @@ def test_any_name_of_a_tied_parameter_will_do(tmp_path: Path, left_out: tuple[st
     path = str(tmp_path / "start.safetensors")
     save_file({k: v for k, v in values.items() if k not in left_out}, path)
     load_weights(model, path)
+    assert holds(model, values)
+
+
+def test_weights_may_lie_behind_any_url(tmp_path: Path) -> None:
+    model, values = weights()
+    save_file(values, tmp_path / "start.safetensors")
+    data = (tmp_path / "start.safetensors").read_bytes()
+    storage.write_bytes("memory://weights/start.safetensors", data)
+    load_weights(model, "memory://weights/start.safetensors")
     assert holds(model, values)
 
 

@@ -46,6 +46,9 @@ def load_weights(model: SplitModel, url: str) -> None:
                 f"{name} has the shape {tuple(value.shape)}, and the model wants "
                 f"{tuple(target.shape)}"
             )
+        elif value.is_floating_point() != target.is_floating_point():
+            kinds = (str(t.dtype).removeprefix("torch.") for t in (value, target))
+            problems.append("{} holds {}, and the model wants {}".format(name, *kinds))
         elif key in filled and not torch.equal(target, value.to(target)):
             problems.append(
                 f"{filled[key]} and {name} differ, though they are one parameter of the model"

@@ -77,19 +77,22 @@ def _optimizer(options: TrainingOptions, model: Any) -> torch.optim.Optimizer:
     """Torch's own, with the groups of the file as torch wants them."""
     classes = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
     module = nn.ModuleList(model) if isinstance(model, list) else model
-    members: dict[int, dict[nn.Parameter, None]] = {}
-    for name, parameter in module.named_parameters():
+    numbers = {p: -1 for p in module.parameters() if p.requires_grad}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
         fits = [any(fnmatch(name, p) for p in g.patterns) for g in options.optimizer.groups]
-        number = fits.index(True) if any(fits) else -1
-        frozen = number >= 0 and options.optimizer.groups[number].frozen
-        if parameter.requires_grad and not frozen:
-            members.setdefault(number, {})[parameter] = None
-        parameter.requires_grad_(parameter.requires_grad and not frozen)
+        if parameter in numbers and any(fits):
+            numbers[parameter] = fits.index(True)
+    members: dict[int, list[nn.Parameter]] = {}
+    for parameter, number in numbers.items():
+        if number >= 0 and options.optimizer.groups[number].frozen:
+            parameter.requires_grad_(False)
+        else:
+            members.setdefault(number, []).append(parameter)
     parts: list[dict[str, Any]] = [
-        {"params": list(found), "ratio": options.optimizer.groups[number].lr_ratio}
+        {"params": found, "ratio": options.optimizer.groups[number].lr_ratio}
         | dict(options.optimizer.groups[number].arguments)
         if number >= 0
-        else {"params": list(found), "ratio": 1.0}
+        else {"params": found, "ratio": 1.0}
         for number, found in members.items()
     ]
     arguments = options.optimizer.arguments

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from benchmarks.fleet import Fleet, make_plan
 from orchestrator import storage
 from orchestrator.control.persistence import CheckpointStore
+from orchestrator.core.training import GroupOptions
 from orchestrator.errors import ConfigError
 from orchestrator.export import export_weights
 from tests.runtime import models
@@ -25,6 +27,18 @@ pytest.importorskip("transformers", reason="the extra dev brings transformers")
 from tests.runtime import hub_models
 
 NUM_STEPS = 3
+GROUPS = {
+    "gpt2": (
+        GroupOptions(match="transformer.wpe.*", frozen=True),
+        GroupOptions(match=("*.bias", "*.ln_*"), arguments={"weight_decay": 0.0}),
+        GroupOptions(match="lm_head.*", lr_ratio=0.5),  # another name of the embedding
+    ),
+    "t5": (
+        GroupOptions(match="encoder.block.0.*", frozen=True),
+        GroupOptions(match="*layer_norm*", arguments={"weight_decay": 0.0}),
+        GroupOptions(match="shared.*", lr_ratio=0.5),
+    ),
+}
 HUB = "tests.runtime.hub_models:hub"
 
 
@@ -115,6 +129,7 @@ def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
     changed["6.norm.weight"] = torch.zeros(3)
     changed["6.out.weight"] = values["6.out.weight"] + 1  # tied to the embedding
     changed["extra"] = torch.zeros(1)
+    changed["2.up.bias"] = values["2.up.bias"].to(torch.int8)  # quantized
     save_file(changed, path)
     with pytest.raises(ConfigError) as caught:
         load_weights(model, path)
@@ -122,6 +137,7 @@ def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
         "does not fit the model: ",
         "1.mix.weight",
         "extra is not in the model",
+        "2.up.bias holds int8, and the model wants float64",
         f"6.norm.weight has the shape (3,), and the model wants "
         f"{tuple(values['6.norm.weight'].shape)}",
         "0.tokens.weight and 6.out.weight differ, though they are one parameter of the model",
@@ -167,7 +183,8 @@ def test_a_model_of_transformers_comes_in_trains_and_goes_back(
         url = str(tmp_path / f"run{number}")
         spec = make_spec(
             HUB, url, task_args={"name": name}, global_batch=6, init_from=str(source),
-            optimizer={"name": "adamw", "lr": 0.003},
+            optimizer={"name": "adamw", "lr": 0.003, "weight_decay": 0.1, "groups": GROUPS[name]},
+            clip_grad_norm=1.0,
         )  # fmt: skip
         alone = train_whole(spec, start)
         fleet.start(spec)
@@ -182,7 +199,8 @@ def test_a_model_of_transformers_comes_in_trains_and_goes_back(
         found, before = back.state_dict(), start.state_dict()
         assert found.keys() == alone.keys() == load_file(target / "model.safetensors").keys()
         assert max(float((found[k] - alone[k]).abs().max()) for k in found) <= 1e-12
-        assert not any(found[k].equal(before[k]) for k in found)
+        frozen = {k for k in found if fnmatch(k, GROUPS[name][0].patterns[0])}
+        assert frozen == {k for k in found if found[k].equal(before[k])}
 
 
 def train_whole(spec: Any, start: nn.Module) -> dict[str, Tensor]:

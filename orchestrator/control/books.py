@@ -105,10 +105,10 @@ class Books:
             batch_samples=options.training.global_batch,
             num_samples=options.num_samples,
             next_step=state.next_step if state else 0,
+            num_skipped=state.num_skipped if state else 0,
         )
         self.slot = state.slot if state else 0
         self.num_replans = state.num_replans if state else 0
-        self.num_skipped = state.num_skipped if state else 0
         self.num_failures = state.num_failures if state else 0
         self.num_preemptions = state.num_preemptions if state else 0
         self.checkpoint_step = state.checkpoint_step if state else None
@@ -160,7 +160,6 @@ class Books:
             samples=self.leases.samples_committed - committed,  # less those that are undone
             working_s=fsum(step.step_s for step in steps),
         )
-        self.num_skipped += sum(step.skipped for step in steps)
         events = (
             *first_events,
             *self.checkpointed(observation.checkpoint_step),
@@ -339,7 +338,7 @@ class Books:
             checkpoint_step=self.checkpoint_step,
             slowdowns=tuple((d.device_id, d.slowdown) for d in cluster.devices),
             num_replans=self.num_replans,
-            num_skipped=self.num_skipped,
+            num_skipped=self.leases.num_skipped,
             num_failures=self.num_failures,
             num_preemptions=self.num_preemptions,
             holds=self.ledger.holds,

@@ -14,17 +14,21 @@ class LeaseBook:
     plan has reported it, and only after the step before it: the committed range has no holes.
     """
 
-    def __init__(self, *, batch_samples: int, num_samples: int, next_step: int = 0) -> None:
+    def __init__(
+        self, *, batch_samples: int, num_samples: int, next_step: int = 0, num_skipped: int = 0
+    ) -> None:
         """Start with everything before ``next_step`` committed.
 
         Args:
             batch_samples: B.
             num_samples: Positions of the whole run; only the last step may be short.
             next_step: First step not yet committed.
+            num_skipped: Of the steps before it, how many changed nothing.
         """
         self._batch_samples = batch_samples
         self._num_samples = num_samples
         self.next_step = next_step
+        self._skipped_before, self._skipped = num_skipped, set[int]()
         self._plans: dict[int, Plan] = {}  # by generation
         self._reports: dict[tuple[int, int], dict[int, list[StepReport]]] = {}
 
@@ -32,6 +36,11 @@ class LeaseBook:
     def samples_committed(self) -> int:
         """Samples used for good."""
         return self.range_of(self.next_step)[0]
+
+    @property
+    def num_skipped(self) -> int:
+        """Committed steps that changed nothing; of an earlier life all that it ever counted."""
+        return self._skipped_before + len(self._skipped)
 
     def range_of(self, step: int) -> tuple[int, int]:
         """Positions (half-open) of a step."""
@@ -70,12 +79,14 @@ class LeaseBook:
         committed = []
         while (generation := self._complete(applied_before)) is not None:
             committed.append(self._commit_next(generation))
+        self._skipped |= {step.step for step in committed if step.skipped}
         return tuple(committed)
 
     def restart_at(self, next_step: int) -> None:
         """Go on with the step that a restored checkpoint goes on with; later ones are undone."""
         self._reports.clear()
         self.next_step = next_step
+        self._skipped = {step for step in self._skipped if step < next_step}
 
     def _complete(self, applied_before: int) -> int | None:
         """Generation in which the next step has been applied everywhere, if any."""

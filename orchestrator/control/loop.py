@@ -102,7 +102,7 @@ class ControlLoop:
         """
         slot, started_cpu_s = self._look()
         if self._books.leases.next_step >= self.options.num_steps:
-            reason = all_done(self.options.num_steps, self._books.num_skipped)
+            reason = all_done(self.options.num_steps, self._books.leases.num_skipped)
             return self._finish("finished", reason, slot)
         with self._kept(slot):
             choice = self._choose(slot)

@@ -1,5 +1,6 @@
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -93,6 +94,21 @@ def test_a_step_applied_everywhere_commits_although_a_lost_group_never_reported_
     (step,) = book.commit([report(plan, 1, 0, 5)], applied_before=1)
     assert (step.step, step.first_sample, step.end_sample) == (0, 0, 8)
     assert book.next_step == 1
+
+
+def test_a_step_that_changed_nothing_counts_once_however_often_it_is_run() -> None:
+    book, plan = (
+        LeaseBook(batch_samples=8, num_samples=100, next_step=2, num_skipped=1),
+        plan_of([8]),
+    )
+    book.grant(plan)
+    told = [replace(report(plan, step, 0, 8), skipped=step != 3) for step in range(2, 5)]
+    book.commit(told)
+    assert book.num_skipped == 3
+    book.restart_at(3)
+    assert book.num_skipped == 2
+    book.commit(told)
+    assert book.num_skipped == 3
 
 
 def test_a_restored_checkpoint_undoes_later_steps() -> None:

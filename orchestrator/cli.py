@@ -72,23 +72,32 @@ def validate(config: Config, overrides: Set = None) -> None:
 
     Example: lyray validate run.yaml
     """
+    from orchestrator.whatif.summary import summary
     from orchestrator.whatif.traces import traces_of
 
     checked = _load(config, overrides)
     traces_of(checked)
-    print(f"{config}: fine. {_summary(checked)}")
+    print(f"{config}: fine. {summary(checked)}")
 
 
 @app.command()
-def profile(config: Config, output: Annotated[str | None, typer.Option("-o")] = None) -> None:
-    """Measure the layers of the model and the links of the cluster. Not in this version.
+def profile(
+    config: Config,
+    output: Annotated[
+        str | None,
+        typer.Option("-o", metavar="FILE", help="The profile file, else NAME.profile.json."),
+    ] = None,
+    overrides: Set = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the layers of the model and the links of the cluster; write a profile file.
 
     Example: lyray profile run.yaml -o profile.json
     """
-    raise ConfigError(
-        "lyray profile is not supported in this version; leave cluster.profile out and the model "
-        f"is measured when {config} is planned or run"
-    )
+    loaded = _load(config, [*(overrides or ()), "cluster.profile=null"], links_known=False)
+    with ending(loaded.run.run_url):
+        name = f"{loaded.run.name}.profile.json" if output is None else output
+        _profile(loaded, name, as_json=as_json)
 
 
 @app.command()
@@ -205,6 +214,24 @@ def export(
 
 
 @app.command()
+def devices(
+    *,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The page docs/devices.md.")] = False,
+) -> None:
+    """Show the kinds of devices that are known: speed, memory, usual prices.
+
+    Example: lyray devices
+    """
+    from rich.console import Console
+
+    from orchestrator.core.cluster import known_kinds
+    from orchestrator.reports.device_table import device_page, device_table
+
+    kinds = known_kinds().values()
+    Console().print(device_table(kinds)) if not markdown else print(device_page(kinds), end="")
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of the file, for editors.
 
@@ -215,15 +242,15 @@ def schema() -> None:
     print(json.dumps(config_schema(), indent=1))
 
 
-def _load(path: str, overrides: list[str] | None) -> "RunConfig":
+def _load(path: str, overrides: list[str] | None, *, links_known: bool = True) -> "RunConfig":
     """Read a file and check the names in it: kinds, links, files, the task."""
     from orchestrator.config import RunConfig
-    from orchestrator.control.pools import build_cluster, run_figures
+    from orchestrator.control.pools import build_cluster, build_devices, run_figures
     from orchestrator.inputs import check_file, check_folder, read_profile
     from orchestrator.support import find_task
 
     config = RunConfig.load(path, overrides or ())
-    build_cluster(config.cluster)
+    (build_cluster if links_known else build_devices)(config.cluster)
     feed, profile = config.cluster.price_feed, config.cluster.profile
     for key, file in (
         ("cluster.profile", profile),
@@ -241,33 +268,34 @@ def _load(path: str, overrides: list[str] | None) -> "RunConfig":
     return config
 
 
-def _summary(config: "RunConfig") -> str:
-    from orchestrator.reports import figures
-
-    training, cluster = config.training, config.cluster
-    work = f"{training.steps} steps" if training.steps else f"{training.epochs} epoch(s)"
-    devices = sum(offer.count for offer in cluster.offers)
-    where = "devices found by Ray" if cluster.source == "ray" else f"{devices} devices"
-    return (
-        f"{config.run.name}: {work} of {training.global_batch} samples on {where}, "
-        f"{figures.usd(config.budget.average_per_hour_usd)}/h on average"
-    )
-
-
 def _measured(config: "RunConfig") -> "ModelProfile":
-    """The model's layers: of the profile file, or measured in this process."""
+    """The model's layers: of the profile file, or found in this process."""
     from orchestrator.inputs import read_profile
 
     if config.cluster.profile is not None:
         return read_profile(config.cluster.profile)
-    if config.cluster.source == "file":
-        raise ConfigError(
-            "cluster.profile is missing; with cluster.source: file nothing is measured: "
-            "write profile: model.profile.json"
-        )
-    from orchestrator.runtime.processes import measure_model
+    from orchestrator.runtime.processes import look_at_model
 
-    return measure_model(config)
+    return look_at_model(config)
+
+
+def _profile(config: "RunConfig", output: str, *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from orchestrator.core.model import profile_to_json
+    from orchestrator.inputs import check_output
+    from orchestrator.reports.profile_table import print_profile
+    from orchestrator.runtime.profiling import profile_cluster
+
+    check_output(output, "-o")
+    with Console(stderr=True).status("loading the task") as status:  # shown on a terminal only
+        found = profile_cluster(config, str(Path.cwd()), status.update)
+    storage.write_json(output, profile_to_json(found.model))
+    if as_json:
+        print(json.dumps({"profile": output, **found.to_data()}, indent=1, allow_nan=False))
+        return
+    print_profile(Console(), found.model, found.words, [link.rule for link in found.links])
+    print(f"wrote {output}; name it as cluster.profile to plan and run with these figures")
 
 
 def _plan(config: "RunConfig", *, as_json: bool, html: str | None) -> None:

@@ -15,6 +15,7 @@ import torch
 from orchestrator.core.durable import CheckpointPart
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.slot import StepReport, WorkerFailed
+from workers.link_speed import Timings, one_way
 from workers.output import send_output_to
 from workers.preflight import Echo, reach
 from workers.update import Verdict
@@ -90,9 +91,9 @@ class WorkerActor:
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0).step()
         return info
 
-    def profile(self, wall: bool) -> ModelProfile:
-        """Measure the layers on this device; for ``wall`` see ``profile_model``."""
-        return self._loaded().profile(wall)
+    def profile(self, wall: bool, fresh: bool) -> ModelProfile:
+        """Measure the layers on this device; see ``known_or_measured``."""
+        return self._loaded().profile(wall, fresh)
 
     def listen(self, host: str, secret: bytes, timeout_s: float) -> str:
         """Send back what others send, see ``Echo``; return the address."""
@@ -105,6 +106,10 @@ class WorkerActor:
     ) -> tuple[tuple[str, str, str], ...]:
         """Which other devices do not answer, at which address, and why; see ``preflight.reach``."""
         return reach(addresses, secret, timeout_s)
+
+    def time_messages(self, secret: bytes, timeout_s: float, address: str) -> Timings:
+        """How long messages take to another device; see ``one_way``."""
+        return one_way(address, secret, timeout_s)
 
     def stop_listening(self) -> None:
         """Others have been heard, or will not be."""

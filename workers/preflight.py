@@ -14,6 +14,9 @@ from workers.addresses import address_towards
 SIZES_BYTES = (1, 4096, 1 << 16)
 """Of the messages that must come back: below, about and far above what one packet holds."""
 
+MOST_BYTES = 1 << 26
+"""Of a message that is sent back."""
+
 _LENGTH = struct.Struct("<Q")
 _AT_ONCE = 32  # others that are tried at the same time: an unreachable one takes the whole time
 
@@ -46,11 +49,12 @@ class Echo:
     def _answer(self, caller: socket.socket) -> None:
         with caller, suppress(OSError, EOFError):
             caller.settimeout(self._timeout_s)
-            if not hmac.compare_digest(_receive(caller, len(self._secret)), self._secret):
+            if not hmac.compare_digest(receive(caller, len(self._secret)), self._secret):
                 return
-            for _ in SIZES_BYTES:
-                (size,) = _LENGTH.unpack(_receive(caller, _LENGTH.size))
-                caller.sendall(_receive(caller, min(size, SIZES_BYTES[-1])))
+            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while True:  # until the caller has heard enough
+                (size,) = _LENGTH.unpack(receive(caller, _LENGTH.size))
+                caller.sendall(receive(caller, min(size, MOST_BYTES)))
 
     def close(self) -> None:
         """Listen no more."""
@@ -95,20 +99,32 @@ def _why_not(address: str, secret: bytes, timeout_s: float) -> str:
                 what = f"a message of {size} bytes did not come back"
                 sent = bytes(range(256)) * (size // 256) or b"x"
                 connection.settimeout(max(0.001, deadline_s - time.monotonic()))
-                connection.sendall(_LENGTH.pack(len(sent)) + sent)
-                if _receive(connection, len(sent)) != sent:
+                if exchange(connection, sent) != sent:
                     return f"a message of {size} bytes came back changed"
     except (OSError, EOFError) as error:
         return f"{what}: {error}"
     return ""
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
-    parts = []
-    while size:
-        part = connection.recv(min(size, 1 << 16))
-        if not part:
+def exchange(connection: socket.socket, message: bytes) -> bytearray:
+    """Send a message to an echo and return what comes back.
+
+    Raises:
+        OSError: If that takes longer than the connection's time-out.
+        EOFError: If the other side closes.
+    """
+    connection.sendall(_LENGTH.pack(len(message)))
+    connection.sendall(message)
+    return receive(connection, len(message))
+
+
+def receive(connection: socket.socket, size: int) -> bytearray:
+    """So many bytes. Raises EOFError when the other side closes before."""
+    data = bytearray(size)
+    rest = memoryview(data)
+    while rest:
+        got = connection.recv_into(rest)
+        if not got:
             raise EOFError("the connection was closed")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+        rest = rest[got:]
+    return data

@@ -21,11 +21,12 @@ from orchestrator.core.training import Task
 from orchestrator.errors import ConfigError, UserCodeError
 from workers.agreement import check_agreement
 from workers.blocks import cut_blocks
-from workers.border import tensors
+from workers.border import mapped, tensors
 from workers.cutter import MEND, call_model, cut_graph
 from workers.data import SampleSource
 from workers.failures import in_words, user_code, user_traceback
 from workers.randomness import sample_randomness
+from workers.valueless import is_valueless, shapes_only
 
 __all__ = ["SplitModel", "Tie", "build_task", "load_task", "sample_randomness", "split"]
 
@@ -141,17 +142,33 @@ def _after_import(trace: TracebackType | None) -> TracebackType | None:
     return None
 
 
-def split(task: Task) -> SplitModel:
+def split(task: Task, *, to_train: bool = True) -> SplitModel:
     """Cut the task's model into layers.
 
     Accepts a list of modules, an ``nn.ModuleList`` or an ``nn.Sequential``, and any module with
     ``Task.blocks``. Parameters that layers share become ties.
+
+    Args:
+        task: Of the user.
+        to_train: Refuse a model without values, on torch's meta device; such a one is cut
+            without comparing what its parts compute.
 
     Raises:
         ConfigError: If the model is something else, or holds a module that cannot be trained
             exactly in microbatches; the message names the module and the alternatives.
         UserCodeError: If the user's code raises on its way to a model with blocks.
     """
+    model = _split(task)
+    if to_train and (name := _first_valueless(model)):
+        raise ConfigError(
+            f"training.task: parameter {name!r} is on the meta device and has no values to train; "
+            "build the model outside torch.device('meta'), or only plan it, with cluster.source: "
+            "file"
+        )
+    return model
+
+
+def _split(task: Task) -> SplitModel:
     if task.blocks is not None or (
         isinstance(task.layers, nn.Module)
         and not isinstance(task.layers, nn.Sequential | nn.ModuleList)
@@ -174,18 +191,21 @@ def _split_module(task: Task) -> SplitModel:
     _check_modules(model, "")
     source = SampleSource(task.dataset, task.collate, 0, task.inputs)
 
+    valueless = is_valueless(model)
+
     def inputs(num_samples: int) -> Any:
         with user_code("the dataset"):
-            return source.first_input(source.batch(range(num_samples)))
+            value = source.first_input(source.batch(range(num_samples)))
+        return mapped(value, lambda tensor: tensor.to("meta")) if valueless else value
 
-    with _unchanged_buffers(model):
+    with shapes_only() if valueless else _unchanged_buffers(model):
         if task.blocks:
             units = cut_blocks(model, task.blocks, inputs(1))
         else:
             units = cut_graph(model, _distinct(inputs))
     layers = tuple(units.values())
     whole = partial(call_model, model)
-    if _runs(whole, inputs(2), parts_are_the_users=task.blocks is not None):
+    if not valueless and _runs(whole, inputs(2), parts_are_the_users=task.blocks is not None):
         # Another number of samples than the model was looked at with.
         check_agreement(whole, layers, inputs(2), MEND)
     return SplitModel(layers, tuple(units), ("",) * len(layers), _ties(layers))
@@ -279,6 +299,19 @@ def _check_module(module: nn.Module, name: str) -> None:
             f"{place} with dropout {module.dropout}, which cannot be drawn per sample; stack "
             f"{module.num_layers} of one layer each with nn.Dropout between them"
         )
+
+
+def _first_valueless(model: SplitModel) -> str | None:
+    """The user's own name of a parameter that has a shape only."""
+    return next(
+        (
+            model.state_name(index, name)
+            for index, layer in enumerate(model.layers)
+            for name, parameter in layer.named_parameters()
+            if parameter.is_meta
+        ),
+        None,
+    )
 
 
 def _ties(layers: Sequence[nn.Module]) -> tuple[Tie, ...]:

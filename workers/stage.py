@@ -30,11 +30,17 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 
 class SavedBytes:
-    """Counts what autograd keeps for backward: each storage once, without the layers' own state."""
+    """Counts what autograd keeps for backward: each storage once, without the layers' own state.
 
-    def __init__(self, layers: Iterable[nn.Module]) -> None:
-        own = (t for layer in layers for t in (*layer.parameters(), *layer.buffers()))
-        self._own = {tensor.untyped_storage().data_ptr() for tensor in own}
+    ``as_seen`` says which tensor stands for one of the layers' while they run.
+    """
+
+    def __init__(
+        self, layers: Iterable[nn.Module], as_seen: Callable[[Tensor], Tensor] = lambda t: t
+    ) -> None:
+        own = [t for layer in layers for t in (*layer.parameters(), *layer.buffers())]
+        own += [as_seen(tensor) for tensor in own]  # autograd keeps a view of those, or the layer's
+        self._alive, self._own = own, set(map(_storage, own))  # no other takes their place
         self._kept: dict[int, int] = {}
 
     @property
@@ -47,10 +53,14 @@ class SavedBytes:
         return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda saved: saved)
 
     def _pack(self, saved: Tensor) -> Tensor:
-        storage = saved.untyped_storage()
-        if storage.data_ptr() not in self._own:
-            self._kept[storage.data_ptr()] = storage.nbytes()
+        if (storage := _storage(saved)) not in self._own:
+            self._kept[storage] = saved.untyped_storage().nbytes()
         return saved.detach()
+
+
+def _storage(tensor: Tensor) -> int:
+    """Equal for tensors that share their memory; those without values have no address."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from workers.holding import Holding
 from workers.orders import Assignment, EndReason, RunEnd, Standing, TaskInfo, WorkerSpec
 from workers.peers import Peers
 from workers.process_groups import OwnerSet
-from workers.profiler import profile_model
+from workers.profile_cache import known_or_measured
 from workers.reduction import GradientSums, layer_owners, make_buckets, tie_owners
 from workers.splitting import SplitModel, load_task, split
 from workers.stage import Stage, StageWork
@@ -95,12 +95,17 @@ class Worker:
             self._lr(step)  # errors of the user's function are better told now than in the end
         return TaskInfo(dataset_samples)
 
-    def profile(self, wall: bool) -> ModelProfile:
-        """Measure the layers on this device; for ``wall`` see ``profile_model``."""
+    def profile(self, wall: bool, fresh: bool) -> ModelProfile:
+        """Measure the layers on this device; see ``known_or_measured``."""
         assert self._model is not None, "load comes first"
         assert self._task is not None
-        return profile_model(
-            self._model, self._task, self._spec.options, kind=self._device.type, wall=wall
+        return known_or_measured(
+            self._model,
+            self._task,
+            self._spec.options,
+            kind=self._device.type,
+            wall=wall,
+            fresh=fresh,
         )
 
     def connect(self, store_host: str, store_port: int, rank: int, world_size: int) -> None:

@@ -21,6 +21,7 @@ GIB, HOUR_S = 2**30, 3600.0
 STEP_OVERHEAD_S = 0.030  # end of an emulated step: six workers vote and report in less
 OPERATION_S = 0.010  # emulated operations shorter than this come late (docs/operations.md)
 RUNTIME_OVERHEAD = 2.2  # CPU time of workers and loop over that of the bare layers
+EFFICIENCY_RATIO = 0.4  # of its peak that a kind reaches whose times are priced from FLOP
 CPU_SHARE_RATIO = 0.45  # of the cores, for real work behind emulated time
 
 
@@ -72,6 +73,23 @@ def _memory_bytes(offer: OfferOptions, sheet: DeviceKind) -> int:
     return sheet.memory_bytes if offer.memory_gib is None else round(offer.memory_gib * GIB)
 
 
+def build_devices(options: ClusterOptions) -> tuple[Device, ...]:
+    """The devices on offer. Raises ConfigError if a kind is unknown."""
+    kinds = build_kinds(options)
+    return tuple(
+        Device(
+            device_id=f"{offer.pool}-{i}",
+            pool=offer.pool,
+            kind=kind_name(offer, options),
+            node_id=f"{offer.pool}-node{i // offer.devices_per_node}",
+            zone=offer.zone,
+            memory_bytes=_memory_bytes(offer, kinds[kind_name(offer, options)]),
+        )
+        for offer in options.offers
+        for i in range(offer.count)
+    )
+
+
 def build_cluster(
     options: ClusterOptions, *, billing_speedup: float = 1.0, time_scale: float = 1.0
 ) -> ClusterState:
@@ -84,19 +102,7 @@ def build_cluster(
     Raises:
         ConfigError: If a kind is unknown, or a link that may be needed is not described.
     """
-    kinds = build_kinds(options)
-    devices = tuple(
-        Device(
-            device_id=f"{offer.pool}-{i}",
-            pool=offer.pool,
-            kind=kind_name(offer, options),
-            node_id=f"{offer.pool}-node{i // offer.devices_per_node}",
-            zone=offer.zone,
-            memory_bytes=_memory_bytes(offer, kinds[kind_name(offer, options)]),
-        )
-        for offer in options.offers
-        for i in range(offer.count)
-    )
+    devices = build_devices(options)
     return ClusterState(
         now_s=0.0,
         devices=devices,
@@ -132,9 +138,10 @@ def complete_profile(
 ) -> ModelProfile:
     """Add ``estimated`` times for kinds that were not measured.
 
-    Forward: forward FLOP over the peak; backward: twice that. A kind ``kind@pool`` takes the
-    measured times of ``kind`` by the ratio of their peaks. Sizes are the halves of
-    ``microbatch`` (default: the largest measured one).
+    Forward: FLOP at ``EFFICIENCY_RATIO`` of the peak, and no faster than the memory moves
+    parameters and activations; backward: twice that. A kind ``kind@pool`` takes the measured
+    times of ``kind`` by the ratio of their peaks. Sizes are the halves of ``microbatch``
+    (default: the largest measured one).
 
     Raises:
         ConfigError: If such a kind is needed and the profile has no forward_flop_per_sample.
@@ -190,19 +197,26 @@ def _scaled_from(
 
 
 def _priced(profile: ModelProfile, kind: DeviceKind, precision: str, size: int) -> LayerTimes:
-    per_sample_s = [f / kind.peak_flop_per_s(precision) for f in profile.forward_flop_per_sample]
+    sizes, rate = profile.sizes[0], EFFICIENCY_RATIO * kind.peak_flop_per_s(precision)
+    forward_s = [size * flop / rate for flop in profile.forward_flop_per_sample]
     update_s = (0.0,) * profile.num_layers
-    if kind.memory_bandwidth_bytes_per_s:  # the update reads all state and writes all but gradients
+    if bandwidth := kind.memory_bandwidth_bytes_per_s:
+        activations = zip(
+            sizes.boundary_bytes_per_sample, sizes.stash_bytes_per_sample, strict=True
+        )
+        moved = zip(sizes.param_bytes, map(sum, activations), strict=True)
+        moved_s = ((params + size * each) / bandwidth for params, each in moved)
+        forward_s = [max(times) for times in zip(forward_s, moved_s, strict=True)]
+        # The update reads all state and writes all but gradients.
         ratio = 1.0 + 2.0 * profile.optimizer_bytes_per_param_byte
-        sizes, rate = profile.sizes[0], kind.memory_bandwidth_bytes_per_s
         pairs = zip(sizes.param_bytes, sizes.frozen_bytes, strict=True)
-        update_s = tuple(ratio * (whole - frozen) / rate for whole, frozen in pairs)
+        update_s = tuple(ratio * (whole - frozen) / bandwidth for whole, frozen in pairs)
     return LayerTimes(
         kind=kind.kind,
         team_size=1,
         microbatch=size,
-        forward_s=tuple(size * t for t in per_sample_s),
-        backward_s=tuple(2.0 * size * t for t in per_sample_s),
+        forward_s=tuple(forward_s),
+        backward_s=tuple(2.0 * t for t in forward_s),
         update_s=update_s,
         estimated=True,
     )

@@ -17,6 +17,20 @@ estimator doubts and the hard cap counts with is the same."""
 
 
 @dataclass(frozen=True, slots=True)
+class UsualPrice:
+    """What a device of a kind cost somewhere on some day: a hint, never what a run is billed."""
+
+    provider: str
+    market: Literal["on demand", "spot"]
+    usd_per_hour: float
+    date: str  # YYYY-MM-DD, or YYYY-MM
+    source: str
+
+    def __str__(self) -> str:
+        return f"${self.usd_per_hour:.2f}/h {self.market} at {self.provider} ({self.date})"
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceKind:
     """What a data sheet says of one kind of device; a measured profile overrides it."""
 
@@ -27,6 +41,7 @@ class DeviceKind:
     memory_bytes: int
     memory_bandwidth_bytes_per_s: float | None = None
     source: str = ""
+    prices: tuple[UsualPrice, ...] = ()
 
     def peak_flop_per_s(self, precision: str) -> float:
         """Peak rate at ``fp32``, ``fp16`` or ``bf16``; fp32's where the kind lacks the units."""
@@ -42,6 +57,8 @@ class DeviceKind:
 def known_kinds() -> Mapping[str, DeviceKind]:
     """The built-in catalogue, kind name to data sheet (``core/devices.toml``)."""
     table = tomllib.loads((files("orchestrator.core") / "devices.toml").read_text("utf-8"))
+    for row in table.values():
+        row["prices"] = tuple(UsualPrice(**price) for price in row.get("prices", ()))
     return {
         name: DeviceKind(**{"kind": name, "bf16_flop_per_s": None, **row})
         for name, row in table.items()

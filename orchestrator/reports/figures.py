@@ -57,6 +57,16 @@ def size(value_bytes: float | None) -> str:
     return f"{number(value)} {unit}" if unit != "B" else f"{value:.0f} B"
 
 
+def count(value: float | None) -> str:
+    """A large number in decimal units: 3.41 M."""
+    if value is None or not math.isfinite(value):
+        return _DASH
+    for limit, unit in ((1e3, ""), (1e6, " k"), (1e9, " M"), (1e12, " G")):
+        if abs(value) < limit:
+            return f"{number(value * 1e3 / limit)}{unit}"
+    return f"{number(value / 1e12)} T"
+
+
 def percent(ratio: float | None) -> str:
     """A ratio as a percentage."""
     if ratio is None or not math.isfinite(ratio):

@@ -17,6 +17,7 @@ from orchestrator.core.plan import Move, Plan
 from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.fleet import LINGER_S, SILENT_S, Answer, Fleet
+from orchestrator.runtime.link_speeds import Timings, time_pairs
 from orchestrator.runtime.preflight import MEND, by_node, find_misses, refuse, without
 from orchestrator.runtime.processes import emulated_stages, log_path, worker_spec
 from orchestrator.runtime.truth import StageTruth
@@ -134,10 +135,14 @@ class Crew:
                 return
         raise self._apart()
 
-    def profile(self, device_ids: Iterable[str]) -> dict[str, ModelProfile]:
+    def profile(self, device_ids: Iterable[str], *, fresh: bool = False) -> dict[str, ModelProfile]:
         """Have these workers measure the layers on their devices, all at the same time.
 
         Real devices are measured in wall time: what a quota or a neighbour takes, it takes.
+
+        Args:
+            device_ids: Of those who measure.
+            fresh: Measure again what their machines know from earlier.
 
         Returns:
             What those measured who were not lost meanwhile.
@@ -147,10 +152,18 @@ class Crew:
             LostWorkerError: If nobody is left.
         """
         answers = self._prepare(
-            "profile", ModelProfile, not self._shares_clock, device_ids=device_ids
+            "profile", ModelProfile, not self._shares_clock, fresh, device_ids=device_ids
         )
         self._expect_somebody()
         return answers
+
+    def time_messages(self, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Timings]:
+        """How long messages of several sizes take between two devices, one pair after another.
+
+        Returns:
+            Message bytes and seconds one way, of the pairs that were not lost meanwhile.
+        """
+        return time_pairs(self.fleet, pairs, self._host, self._timeouts)
 
     def _prepare(
         self, method: str, answer: type[Answer], *arguments: object, **whom: Any

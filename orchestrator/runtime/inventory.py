@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.control.backend import ClusterOptions, OfferOptions
+from orchestrator.core.cluster import known_kinds
 from orchestrator.errors import ConfigError
 
 KIND_LABEL, POOL_LABEL, ZONE_LABEL = "lyray.kind", "lyray.pool", "lyray.zone"
@@ -229,9 +230,11 @@ def _offer_of(node: FoundNode, offers: Sequence[OfferOptions]) -> OfferOptions:
         fitting = [o for o in offers if o.kind == node.kind]
         wanted = f"kind {node.kind!r}"
     if not fitting:
+        sheet = known_kinds().get(node.kind)
+        usual = f" (usual: {'; '.join(map(str, sheet.prices))})" if sheet and sheet.prices else ""
         raise ConfigError(
             f"Ray node {node.name} has {node.num_devices} device(s) of {wanted} without a price; "
-            f"add an entry for it to cluster.offers"
+            f"add an entry for it to cluster.offers{usual}"
         )
     if len(fitting) > 1:
         pools = ", ".join(repr(o.pool) for o in fitting)

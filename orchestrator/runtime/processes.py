@@ -9,11 +9,12 @@ from orchestrator.config import RunConfig
 from orchestrator.core.model import ModelProfile
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.truth import StageTruth
+from workers.describing import describe_model
 from workers.emulation import Delay, EmulatedStage
 from workers.faults import FaultAct, Injector, ProcessFault
 from workers.grouping import freeze
 from workers.output import send_output_to
-from workers.profiler import profile_model
+from workers.profile_cache import known_or_measured
 from workers.splitting import load_task, split
 from workers.worker import WorkerSpec
 
@@ -91,8 +92,15 @@ def log_path(config: RunConfig, name: str) -> Path | None:
     return None if "://" in run_url else Path(run_url) / "logs" / f"{name}.log"
 
 
-def measure_model(config: RunConfig) -> ModelProfile:
-    """Measure the user's model in this process, on its processor.
+def look_at_model(config: RunConfig, *, fresh: bool = False) -> ModelProfile:
+    """What planning needs to know of the user's model, found in this process.
+
+    Its layers are measured on this processor; with ``cluster.source: file`` they are only
+    described, which takes neither their time nor their memory: kinds are priced from FLOP.
+
+    Args:
+        config: The whole file.
+        fresh: Measure again what was measured earlier on this machine.
 
     Raises:
         UserCodeError: If the user's code raises.
@@ -102,6 +110,9 @@ def measure_model(config: RunConfig) -> ModelProfile:
     if config.cluster.source == "emulated":
         torch.set_num_threads(1)  # as its workers run; then CPU time counts, not a busy neighbour
     task = load_task(training.task, training.task_args, config.run.seed)
-    model = split(task)
+    described = config.cluster.source == "file"
+    model = split(task, to_train=not described)
     freeze(model, training.optimizer.groups)
-    return profile_model(model, task, training)
+    if described:
+        return describe_model(model, task, training)
+    return known_or_measured(model, task, training, fresh=fresh)

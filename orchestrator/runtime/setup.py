@@ -34,7 +34,7 @@ PROFILE_FILE = "profile.json"
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class Found:
     """Devices as they are there at the start: the offers, and where each worker starts."""
 
     options: ClusterOptions
@@ -42,7 +42,7 @@ class _Found:
     numbering: Numbering
 
 
-def _find_devices(config: RunConfig, next_step: int = 0, actors: Any = ray) -> _Found:
+def find_devices(config: RunConfig, next_step: int = 0, actors: Any = ray) -> Found:
     """Look for devices; of an emulated cluster's, those that events leave at ``next_step``.
 
     ``actors``: Ray, or what offers as much of it.
@@ -59,11 +59,11 @@ def _find_devices(config: RunConfig, next_step: int = 0, actors: Any = ray) -> _
         there = present_by(config.emulation.happenings, devices, next_step)
         if not there:
             raise InfeasibleError("every device is lost; offer further ones, or start another run")
-        return _Found(options, tuple(Place(d, _here(actors)) for d in there), numbering)
+        return Found(options, tuple(Place(d, _here(actors)) for d in there), numbering)
     if config.cluster.source == "ray":
         options, found = price_nodes(found_nodes(actors.nodes()), config.cluster, numbering)
         places = tuple(place_of(device) for device in found)
-        return _Found(options, places, numbering)
+        return Found(options, places, numbering)
     raise ConfigError(
         "cluster.source is 'file', which is for lyray plan and lyray simulate; "
         "write emulated or ray to train"
@@ -106,7 +106,7 @@ def set_up(
         OrchestratorError: Whatever keeps the run from starting; started workers stay for the
             caller's ``Fleet.close``, or die with this process.
     """
-    found = _find_devices(config, next_step, actors)
+    found = find_devices(config, next_step, actors)
     emulated = config.cluster.source == "emulated"
     say(f"starting {len(found.places)} workers, which load the task")
     crew = Crew(
@@ -173,17 +173,29 @@ def _measured(config: RunConfig, crew: Crew, options: ClusterOptions) -> ModelPr
             kinds = {d.device_id: "cpu" for d in devices}
         else:
             kinds = {d.device_id: d.kind for d in devices}
-        parts = _profiles(crew, kinds)
-        times = (t.scaled(1.0, kind=kind) for kind, part in parts.items() for t in part.times)
-        profile = replace(next(iter(parts.values())), times=tuple(times))
+        parts = profiles_of(crew, kinds)
+        profile = joined(parts)
         if parts.keys() < set(kinds.values()):
             return profile  # the next life may find the others
     storage.write_json(stored, profile_to_json(profile))
     return profile
 
 
-def _profiles(crew: Crew, kinds: Mapping[str, str]) -> dict[str, ModelProfile]:
+def joined(parts: Mapping[str, ModelProfile]) -> ModelProfile:
+    """One profile with the times of all kinds, from what a device of each measured."""
+    times = (t.scaled(1.0, kind=kind) for kind, part in parts.items() for t in part.times)
+    return replace(next(iter(parts.values())), times=tuple(times))
+
+
+def profiles_of(
+    crew: Crew, kinds: Mapping[str, str], *, fresh: bool = False
+) -> dict[str, ModelProfile]:
     """What one device of each kind measured; of a kind whose devices are all lost, nothing.
+
+    Args:
+        crew: Workers that have loaded the task.
+        kinds: Of their devices.
+        fresh: Measure again what was measured earlier.
 
     Raises:
         LostWorkerError: If nobody is left.
@@ -196,5 +208,5 @@ def _profiles(crew: Crew, kinds: Mapping[str, str]) -> dict[str, ModelProfile]:
         if not chosen:
             return parts
         asked.update(chosen.values())
-        answers = crew.profile(chosen.values())
+        answers = crew.profile(chosen.values(), fresh=fresh)
         parts |= {kinds[d]: answer for d, answer in answers.items()}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.config import RunConfig
-from orchestrator.control.pools import kind_name
+from orchestrator.control.pools import EFFICIENCY_RATIO, kind_name
 from orchestrator.core.cluster import known_kinds
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Plan
@@ -224,7 +224,9 @@ def _notes(config: RunConfig, problem: PlanningProblem, rows: Sequence[PlanRow])
     priced = sorted({t.kind for t in problem.model.times if t.estimated})
     if priced:
         notes.append(
-            f"Times of {', '.join(priced)} are priced from FLOP and the catalogue, not measured."
+            f"Times of {', '.join(priced)} are priced, not measured: from FLOP at "
+            f"{100 * EFFICIENCY_RATIO:g} % of the catalogue's peak or, where that takes longer, "
+            "from the bytes that memory moves."
         )
     notes += _precision_notes(config, problem)
     notes += _gap_notes(problem, rows)

@@ -3,6 +3,9 @@
 import ast
 from pathlib import Path
 
+from orchestrator.core.cluster import known_kinds
+from orchestrator.reports.device_table import device_page
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,3 +36,8 @@ def test_every_decision_is_a_page_of_its_own() -> None:
         text = path.read_text("utf-8")
         assert text.startswith(f"# {number}. ")
         assert len(text.splitlines()) <= 40
+
+
+def test_the_page_of_device_kinds_is_that_of_the_catalogue() -> None:
+    page = (ROOT / "docs" / "devices.md").read_text("utf-8")
+    assert page == device_page(known_kinds().values()), "lyray devices --markdown > docs/devices.md"

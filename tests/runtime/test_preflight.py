@@ -14,6 +14,8 @@ from orchestrator.control.recovery import FailureOptions
 from orchestrator.errors import OrchestratorError
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.preflight import Miss, by_node, find_misses, refuse, without
+from workers.link_speed import SIZES_BYTES as ALL_SIZES
+from workers.link_speed import one_way
 from workers.preflight import SIZES_BYTES, Echo, reach
 from workers.process_groups import LostContactError, ProcessGroups
 
@@ -201,3 +203,24 @@ def test_a_sum_that_comes_about_for_nobody_ends_with_an_error_and_a_wrong_one_to
     monkeypatch.setattr(dist, "all_reduce", late)
     with pytest.raises(LostContactError, match=r"in a trial sum of 1 numbers .*: Timed out"):
         groups.try_out()
+
+
+def test_messages_of_all_sizes_come_back_and_larger_ones_are_counted_by_their_time() -> None:
+    echo = Echo("127.0.0.1", SECRET, 5.0)
+    try:
+        found = one_way(echo.address, SECRET, 5.0)
+        again = one_way(echo.address, SECRET, 5.0)
+    finally:
+        echo.close()
+    assert [size for size, _ in found] == [size for size, _ in again] == list(ALL_SIZES)
+    assert all(seconds > 0 for _, seconds in found)
+    assert found[-1][1] > found[0][1]  # 16 MiB, and one byte
+
+
+def test_whoever_does_not_know_the_secret_times_nothing() -> None:
+    echo = Echo("127.0.0.1", SECRET, 5.0)
+    try:
+        with pytest.raises((OSError, EOFError)):
+            one_way(echo.address, b"x" * 32, 5.0)
+    finally:
+        echo.close()

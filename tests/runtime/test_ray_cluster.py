@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from ray.cluster_utils import Cluster
 from orchestrator.config import RunConfig
 from orchestrator.errors import ConfigError
 from orchestrator.runtime.driver import run_job
+from orchestrator.runtime.profiling import profile_cluster
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(120)]
 
@@ -56,6 +58,11 @@ def config(folder: Path, *, kind: str = "core") -> RunConfig:
     return RunConfig.parse(TEXT.format(folder=folder, kind=kind))
 
 
+def without_links(run: RunConfig) -> RunConfig:
+    """What nobody has described yet."""
+    return run.model_copy(update={"cluster": replace(run.cluster, links=())})
+
+
 def test_labelled_nodes_train_and_are_billed_at_their_pools_price(tmp_path: Path) -> None:
     run = config(tmp_path)
     assert run_job(run).status == "finished"
@@ -77,3 +84,20 @@ def test_a_node_that_no_offer_prices_is_named(tmp_path: Path) -> None:
         ConfigError, match=r"says kind 'core', but cluster\.offers prices pool 'big'"
     ):
         run_job(config(tmp_path, kind="other"))
+
+
+def test_each_kind_is_measured_and_the_links_between_its_nodes(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    said: list[str] = []
+    found = profile_cluster(without_links(run), str(Path.cwd()), said.append)
+    assert found.model.kinds == ("core",)
+    assert {t.microbatch for t in found.model.times} == {1, 2}
+    (link,) = found.links
+    assert link.place == "between: [big, small]"
+    assert 0 < link.latency_s < 1
+    assert link.bandwidth_bytes_per_s > 1e6
+    assert said == [
+        "starting 2 workers, which load the task",
+        "measuring the model",
+        "measuring the links",
+    ]

@@ -113,7 +113,7 @@ def test_a_bad_file_ends_with_2_one_message_and_one_line_of_json(
 
 @pytest.mark.parametrize(
     "arguments", [["validate", "none.yaml"], ["report", "none"], ["export", "none", "-o", "x"],
-                  ["profile", "run.yaml"], ["simulate", "run.yaml", "--days", "0"],
+                  ["profile", "none.yaml"], ["simulate", "run.yaml", "--days", "0"],
                   ["simulate", "run.yaml", "--compare", "best"],
                   ["run", "run.yaml", "--compare", "even-split,best"],
                   ["run", "run.yaml", "--chaos", "none.yaml"], ["nonsense"], ["run"],
@@ -300,11 +300,14 @@ def test_a_kind_that_the_profile_does_not_know_is_named_before_anything_is_plann
     assert "has no times for kind 'v100-16'" in capsys.readouterr().err
 
 
-def test_without_devices_a_profile_is_needed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["plan", "profile"])
+def test_without_a_profile_the_task_is_built_and_its_error_is_the_users(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    assert lyray(monkeypatch, "plan", "run.yaml", "--set", "cluster.profile=null") == 2
-    assert "cluster.profile is missing" in capsys.readouterr().err
+    assert lyray(monkeypatch, command, "run.yaml", "--set", "cluster.profile=null") == 5
+    out, err = capsys.readouterr()
+    assert "RuntimeError: never run" in err
+    assert last_line(out)["status"] == "user_error"
 
 
 def test_a_report_is_written_where_it_was_asked_for(
@@ -324,6 +327,16 @@ def test_a_report_is_written_where_it_was_asked_for(
     assert json.loads(capsys.readouterr().out)["status"] == "finished"
 
 
+def test_the_kinds_are_shown_with_their_usual_prices(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lyray(monkeypatch, "devices", "--markdown") == 0
+    rows = capsys.readouterr().out.splitlines()
+    (row,) = [row for row in rows if row.startswith("| a100-40 |")]
+    assert "1.48 Lambda" in row
+    assert "- a100-40: $1.48/h on demand at Lambda (2026-05-07); techbytes.app" in "\n".join(rows)
+
+
 def test_the_schema_is_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -332,7 +345,8 @@ def test_the_schema_is_json(
 
 
 @pytest.mark.parametrize(
-    "command", ["validate", "profile", "plan", "simulate", "run", "report", "export", "schema"]
+    "command",
+    ["validate", "profile", "plan", "simulate", "run", "report", "export", "devices", "schema"],
 )
 def test_the_help_of_every_command_shows_an_example(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str

@@ -6,6 +6,7 @@ import pytest
 from benchmarks.builders import GIB, make_profile
 from orchestrator.control.backend import ClusterOptions, LinkOptions, OfferOptions
 from orchestrator.control.pools import (
+    EFFICIENCY_RATIO,
     auto_time_scale,
     build_cluster,
     build_kinds,
@@ -13,6 +14,7 @@ from orchestrator.control.pools import (
     emulated_profile,
 )
 from orchestrator.core.cluster import known_kinds
+from orchestrator.core.model import LayerSizes
 from orchestrator.errors import ConfigError
 
 FAST = OfferOptions(
@@ -120,7 +122,7 @@ def test_two_pools_of_one_kind_at_unlike_speeds_become_two_kinds():
     assert set(build_kinds(options(SLOW, other))) == {"t4@slow", "t4"}
 
 
-def test_a_kind_without_times_is_priced_from_flop_and_peak():
+def test_a_kind_without_times_is_priced_from_flop_at_a_share_of_its_peak():
     profile = replace(
         make_profile({"a100-40": [0.1, 0.2]}, microbatches=(4,)),
         forward_flop_per_sample=(8.1e12, 16.2e12),
@@ -128,10 +130,27 @@ def test_a_kind_without_times_is_priced_from_flop_and_peak():
     done = complete_profile(profile, {"t4": known_kinds()["t4"]}, "fp32")
     rows = [t for t in done.times if t.kind == "t4"]
     assert [t.microbatch for t in rows] == [1, 2, 4]
-    assert rows[1].forward_s == pytest.approx((2.0, 4.0))
-    assert rows[1].backward_s == pytest.approx((4.0, 8.0))
+    assert rows[1].forward_s == pytest.approx((2.0 / EFFICIENCY_RATIO, 4.0 / EFFICIENCY_RATIO))
+    assert rows[1].backward_s == pytest.approx((4.0 / EFFICIENCY_RATIO, 8.0 / EFFICIENCY_RATIO))
     assert all(t.estimated for t in rows)
     assert not any(t.estimated for t in done.times if t.kind == "a100-40")
+
+
+def test_a_light_layer_takes_as_long_as_its_bytes_take_to_move():
+    sizes = LayerSizes(1, (3.2e9, 0.0), (1.6e9, 0.0), (1.6e9, 6.4e9))
+    light = replace(
+        make_profile(),
+        layers=("embedding", "norm"),
+        sizes=(sizes,),
+        times=(),
+        forward_flop_per_sample=(1.0, 1.0),
+    )
+    done = complete_profile(light, {"t4": known_kinds()["t4"]}, microbatch=2)  # 3.2e11 bytes/s
+    row = done.times[-1]
+    assert row.forward_s == pytest.approx((0.01 + 2 * 0.01, 2 * 0.02))
+    assert row.backward_s == pytest.approx((0.06, 0.08))
+    unknown = replace(known_kinds()["t4"], memory_bandwidth_bytes_per_s=None)
+    assert sum(complete_profile(light, {"t4": unknown}).times[-1].forward_s) < 1e-9
 
 
 def test_a_kind_that_cannot_be_priced_is_refused():

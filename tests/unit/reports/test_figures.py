@@ -45,3 +45,12 @@ def test_sizes_and_ratios() -> None:
     assert [figures.percent(v) for v in (None, 0.034, 0.5)] == ["-", "3.4 %", "50 %"]
     assert figures.difference(1.1, 1.0) == "+10.0 %"
     assert figures.difference(None, 1.0) == figures.difference(1.0, 0.0) == "-"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "0"), (512.0, "512"), (8192.0, "8.19 k"), (3.41e6, "3.41 M"), (8e8, "800 M"),
+     (1.2e10, "12.0 G"), (5e13, "50.0 T"), (None, "-")],
+)  # fmt: skip
+def test_counts_take_the_unit_that_fits(value: float | None, shown: str) -> None:
+    assert figures.count(value) == shown

@@ -14,7 +14,7 @@ from orchestrator.errors import LostWorkerError
 from orchestrator.runtime import crew
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.crew import Crew, last_applied
-from orchestrator.runtime.setup import _profiles
+from orchestrator.runtime.setup import profiles_of
 from orchestrator.runtime.trouble import Loss
 from workers.update import Verdict
 from workers.worker import Standing, TaskInfo
@@ -170,10 +170,10 @@ def test_where_nobody_is_left_before_the_first_step_every_device_is_named(
 
 def test_a_device_lost_while_it_measures_is_replaced_by_another_of_its_kind(two: Crew) -> None:
     cast("Roster", two.fleet).dies_in = {"profile": "a-0"}
-    assert _profiles(two, {"a-0": "t4", "b-0": "t4"}).keys() == {"t4"}
+    assert profiles_of(two, {"a-0": "t4", "b-0": "t4"}).keys() == {"t4"}
     cast("Roster", two.fleet).device_ids = ("a-0", "b-0")
     cast("Roster", two.fleet).dies_in = {"profile": "a-0"}
-    assert _profiles(two, {"a-0": "t4", "b-0": "v100-16"}).keys() == {"v100-16"}
+    assert profiles_of(two, {"a-0": "t4", "b-0": "v100-16"}).keys() == {"v100-16"}
 
 
 class Ends:

@@ -126,6 +126,13 @@ def test_nodes_keep_their_names_and_one_that_comes_takes_the_lowest_free_place()
     ]
 
 
+def test_a_device_without_a_price_is_refused_and_what_is_usual_is_only_said() -> None:
+    found = found_nodes([ray_node("a", labels={"lyray.kind": "a100-40"})])
+    usual = r"cluster\.offers \(usual: \$1\.48/h on demand at Lambda \(2026-05-07\); "
+    with pytest.raises(ConfigError, match=usual):
+        price_nodes(found, offers(("slow", "t4")))
+
+
 def test_a_node_of_another_size_is_left_alone_while_a_run_goes_on() -> None:
     numbering, refused = Numbering(), list[str]()
     small = ray_node("a", labels={"lyray.kind": "t4"})

@@ -24,7 +24,9 @@ class Unit(nn.Module):
 
     def __init__(self, run: Callable[[Any], Any], looks: str) -> None:
         super().__init__()
-        self._run, self._looks = run, looks
+        # A module would become a part of this one, under a name that is not the model's.
+        self._run = run.__call__ if isinstance(run, nn.Module) else run
+        self._looks = looks
 
     def forward(self, value: Any) -> Any:
         """Run the function."""

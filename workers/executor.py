@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from orchestrator.core.plan import Group, Plan
 from orchestrator.core.plan import Stage as PlannedStage
 from orchestrator.core.schedule import FORWARD, Instruction, build_program
 from orchestrator.core.slot import Transfer
-from workers.data import SampleSource
 from workers.failures import user_code
 from workers.faults import Injector
 from workers.stage import Stage, to_device
@@ -169,6 +168,16 @@ class Patience:
         return max(self.least_s, self.deadline_s - now_s)
 
 
+class Source(Protocol):
+    """Where the executor gets samples from."""
+
+    def batch(self, positions: Sequence[int]) -> Any:
+        """The collated samples at these positions."""
+
+    def first_input(self, batch: Any) -> Any:
+        """What the first layer receives of a batch."""
+
+
 class Executor:
     """Runs the instructions of one stage, step by step."""
 
@@ -177,7 +186,7 @@ class Executor:
         place: Place,
         stage: Stage,
         transport: Transport,
-        source: SampleSource,
+        source: Source,
         faults: Injector,
     ) -> None:
         self.faults = faults

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.core.durable import CheckpointManifest
+from orchestrator.core.evaluation import Evaluated
 from orchestrator.core.plan import Move, Plan
 from orchestrator.core.training import TrainingOptions
 from workers.emulation import EmulatedStage
@@ -24,6 +25,9 @@ class WorkerSpec:
     seed: int
     run_url: str
     timeout_s: float = 60.0
+    evaluation_s: float = 60.0
+    """By which a round of an evaluation may take longer than a step."""
+
     transport: str = "tcp"
     working_dir: str | None = None
     """Where ``task`` is imported from."""
@@ -51,6 +55,9 @@ class Assignment:
     """Run on a copy of the fresh (or restored) model, which the next assignment forgets."""
 
     checkpoint: bool = True
+    evaluated: Evaluated = Evaluated()
+    """What is done of evaluations; the rest is done by this plan."""
+
     clock_zero_s: float = 0.0
     """What reports subtract from ``time.monotonic`` to be on the run's clock."""
 
@@ -60,6 +67,8 @@ class TaskInfo:
     """What the task turned out to be."""
 
     dataset_samples: int
+    evaluation_samples: int = 0
+    """Of the evaluation dataset; 0 where none is evaluated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,8 @@ def _draws_nothing(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 
 # Modules whose first run drew nothing: they are spared the watch, which costs 1 us an operation.
-_quiet: WeakSet[nn.Module] = WeakSet()
+_quiet: dict[bool, WeakSet[nn.Module]] = {True: WeakSet(), False: WeakSet()}
+"""By ``training``: what draws nothing while it is evaluated may draw in a step."""
 
 
 def _may_change(module: nn.Module) -> bool:
@@ -191,14 +192,14 @@ def sample_randomness(
     Source: docs/model.md, section 8 (exact gradients).
     """
     before = _global_states()
-    if module is not None and module in _quiet:
+    if module is not None and module in _quiet[module.training]:
         yield
     else:
         samples = _PerSample(seed, step, sample_indices, layer)
         with _Watch(samples):
             yield
         if module is not None and not samples.num_draws and not _may_change(module):
-            _quiet.add(module)
+            _quiet[module.training].add(module)
     if not all(torch.equal(b, a) for b, a in zip(before, _global_states(), strict=False)):
         raise ValueError(
             f"layer {layer} draws from torch's global generator in a way that depends on the plan; "

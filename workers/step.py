@@ -45,10 +45,6 @@ class Samples:
         )
 
 
-def _nothing() -> None:
-    """What happens while votes are counted before the first step."""
-
-
 @dataclass(frozen=True, slots=True)
 class Window:
     """What a worker wishes for the time after the step: to stop, and where its window ends."""
@@ -95,9 +91,7 @@ class StepRunner:
     def agree(self, window: Window, ready_s: float) -> Verdict:
         """Before the first step: the window that all keep to, and when the last worker is ready."""
         return self.vote.cast(
-            Ballot(0.0, 0.0, 0.0, window.hold, window.end_step, ready_s),
-            _nothing,
-            window.patience_s,
+            Ballot(0.0, 0.0, 0.0, window.hold, window.end_step, ready_s), window.patience_s
         )
 
     def run(self, step: int, at_s: float, window: Window) -> tuple[Verdict, StepReport]:
@@ -129,7 +123,7 @@ class StepRunner:
             busy=window.busy,
         )
         left_s = patience.left_s(time.monotonic())
-        verdict = self.vote.cast(ballot, partial(reach, "vote"), left_s)
+        verdict = self.vote.cast(ballot, left_s, partial(reach, "vote"))
         voted_s = time.monotonic()
         reach("agreed")
         self.updater.apply(step, verdict, share.num_samples)

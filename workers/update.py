@@ -156,7 +156,9 @@ class Vote:
     def __init__(self, group: dist.ProcessGroup | None, place: int, num_places: int) -> None:
         self._group, self._place, self._num_places = group, place, num_places
 
-    def cast(self, ballot: Ballot, under_way: Callable[[], None], patience_s: float) -> Verdict:
+    def cast(
+        self, ballot: Ballot, patience_s: float, under_way: Callable[[], None] | None = None
+    ) -> Verdict:
         """Bring a ballot, return the verdict; ``under_way`` is called before the count is there.
 
         The others may take ``patience_s``.
@@ -172,7 +174,8 @@ class Vote:
         box = torch.cat([torch.tensor(sums, dtype=torch.float64), places.reshape(-1)])
         with contact("the vote on a step"):
             work = None if self._group is None else start_sum(box, self._group, patience_s)
-            under_way()
+            if under_way is not None:
+                under_way()
             if work is not None:
                 work.wait()
         squares, weight_sum, loss_sum, not_finite, hold, due, busy = box[:_SUMS].tolist()

@@ -16,6 +16,7 @@ from orchestrator.errors import ConfigError
 from workers.checkpointing import CheckpointWriter
 from workers.data import SampleSource
 from workers.emulation import VirtualClock
+from workers.evaluation import EvaluationSource, Evaluator, check_metrics
 from workers.executor import Executor, RealClock, make_place
 from workers.failures import worker_failed
 from workers.faults import NO_FAULTS, Injector
@@ -33,6 +34,7 @@ from workers.update import Verdict, Vote, learning_rate
 from workers.weights import load_weights
 
 if TYPE_CHECKING:
+    from orchestrator.core.evaluation import RoundReport
     from orchestrator.core.slot import StepReport, WorkerFailed
     from orchestrator.core.training import Task
 
@@ -45,12 +47,14 @@ class Worker:
     """One device's part. ``run`` blocks its thread; ``extend``, ``hold``, ``close`` come on any."""
 
     def __init__(self, spec: WorkerSpec, device_id: str) -> None:
-        self.outbox: SimpleQueue[StepReport | CheckpointPart | WorkerFailed] = SimpleQueue()
+        self.outbox: SimpleQueue[StepReport | RoundReport | CheckpointPart | WorkerFailed]
+        self.outbox = SimpleQueue()
         self._spec, self._device_id = spec, device_id
         self._device = torch.device(spec.device)
         self._task: Task | None = None
         self._model: SplitModel | None = None
         self._source: SampleSource | None = None
+        self._evaluation: EvaluationSource | None = None
         self._samples: Samples | None = None
         self._lr: Callable[[int], float] = lambda _: 0.0
         self._peers = Peers(spec.transport, spec.timeout_s)
@@ -60,6 +64,7 @@ class Worker:
         every = spec.options.checkpoint_every_steps
         self._writer = CheckpointWriter(spec.run_url, every, self.outbox.put, self._faults.wrote)
         self._runner: StepRunner | None = None
+        self._evaluator: Evaluator | None = None
         self._assignment: Assignment | None = None
         self._end_step, self._patience_s = 0, spec.timeout_s
         self._hold, self._closed = False, False
@@ -71,7 +76,7 @@ class Worker:
 
         Raises:
             UserCodeError: If the user's code raises.
-            ConfigError: If the model, its weights to start from or its groups will not do.
+            ConfigError: If the model, its weights, its groups or the data will not do.
         """
         spec, options = self._spec, self._spec.options
         if spec.working_dir is not None:
@@ -93,7 +98,11 @@ class Worker:
         self._lr = learning_rate(options, self._samples.num_steps, self._task.lr_factor)
         for step in (0, self._samples.num_steps - 1):
             self._lr(step)  # errors of the user's function are better told now than in the end
-        return TaskInfo(dataset_samples)
+        if options.eval_every_steps is None:
+            return TaskInfo(dataset_samples)
+        check_metrics(self._task, options)
+        self._evaluation = EvaluationSource(self._task, self._source)
+        return TaskInfo(dataset_samples, self._evaluation.num_samples)
 
     def profile(self, wall: bool, fresh: bool) -> ModelProfile:
         """Measure the layers on this device; see ``known_or_measured``."""
@@ -134,7 +143,8 @@ class Worker:
     def _install(self, assignment: Assignment) -> None:
         assert self._model is not None, "load comes first"
         self._assignment, self._peers.device_ids = assignment, assignment.device_ids
-        self._end_step, self._hold, self._runner = assignment.end_step, False, None
+        self._end_step, self._hold = assignment.end_step, False
+        self._runner = self._evaluator = None
         if assignment.restore is not None:
             self._writer.cancel(self._spec.timeout_s)  # of steps that are undone: not to be mixed
         if assignment.plan.is_idle:
@@ -153,6 +163,15 @@ class Worker:
         self._first_owned = tuple(i for i, own in enumerate(owners) if own[0] == rank)
         if rank in active:
             self._runner = self._make_runner(owners, ranks)
+            if self._evaluation is not None and not assignment.discard:
+                self._evaluator = Evaluator(
+                    self._runner,
+                    self._evaluation,
+                    self._peers.transport,
+                    is_due=self._evaluates_at,
+                    longer_s=self._spec.evaluation_s,
+                    done=assignment.evaluated,
+                )
 
     def _make_runner(self, owners: Sequence[OwnerSet], ranks: Mapping[str, int]) -> StepRunner:
         assert self._assignment is not None
@@ -199,12 +218,16 @@ class Worker:
             receive_s=self._spec.timeout_s,
         )
 
+    def _evaluates_at(self, step: int) -> bool:
+        assert self._samples is not None
+        return self._spec.options.evaluates_at(step, self._samples.num_steps)
+
     # Steps -------------------------------------------------------------------------------
 
     def run(self) -> RunEnd:
         """Run steps until the window ends, the training ends, or some worker was told to hold.
 
-        All active workers stop after the same step, whenever each of them heard of it. Errors
+        Evaluations come where they are due; with ``early_stop`` the window ends behind each. All active workers stop after the same step, whenever each of them heard of it. Errors
         end the run too: they are in the outbox before this returns.
         """
         try:
@@ -221,11 +244,8 @@ class Worker:
         verdict = runner.agree(self._window(assignment), time.monotonic())
         at_s = verdict.end_s
         while True:
-            if self._holding.next_step >= self._samples.num_steps:
-                reason: EndReason = "finished"
-                break
-            if verdict.hold or self._holding.next_step >= verdict.end_step:
-                reason = "hold" if verdict.hold else "window"
+            verdict, at_s, has_evaluated = self._evaluate(assignment, verdict, at_s)
+            if reason := self._why_end(verdict, has_evaluated=has_evaluated):
                 break
             if not runner.emulated:
                 at_s = time.monotonic()
@@ -233,16 +253,48 @@ class Worker:
             at_s = report.ended_s + assignment.clock_zero_s
             self._holding.next_step += 1
             self.outbox.put(report)
-            if verdict.save and self._first_owned:
-                layers = self._holding.live(self._first_owned)
-                self._writer.begin(self._holding.next_step, assignment.generation, layers)
-            self._writer.late = verdict.due and not verdict.save
+            self._save_in_passing(assignment, verdict)
         self._hold = False
         return RunEnd(self._holding.next_step, reason)
 
+    def _evaluate(
+        self, assignment: Assignment, verdict: Verdict, at_s: float
+    ) -> tuple[Verdict, float, bool]:
+        """Do the rounds that are owed here, until somebody is told to hold; whether any was."""
+        evaluator, step, begun = self._evaluator, self._holding.next_step, False
+        while evaluator is not None and not verdict.hold and evaluator.owes(step):
+            verdict, report, at_s = evaluator.run(step, at_s, self._window(assignment))
+            self.outbox.put(report)
+            begun = True
+        return verdict, at_s, begun
+
+    def _why_end(self, verdict: Verdict, *, has_evaluated: bool) -> EndReason | None:
+        assert self._samples is not None
+        step, evaluator = self._holding.next_step, self._evaluator
+        owes = evaluator is not None and evaluator.owes(step)
+        if step >= self._samples.num_steps and not owes:
+            return "finished"
+        if verdict.hold:
+            return "hold"
+        judged = has_evaluated and self._spec.options.early_stop is not None  # by the head
+        return "window" if judged or step >= verdict.end_step else None
+
+    def _save_in_passing(self, assignment: Assignment, verdict: Verdict) -> None:
+        """Begin a checkpoint, if one is due; one that may be the best waits for the one before."""
+        step = self._holding.next_step
+        saves = verdict.save or (verdict.due and self._may_be_best(step))
+        if saves and self._first_owned:
+            layers = self._holding.live(self._first_owned)
+            self._writer.begin(step, assignment.generation, layers)
+        self._writer.late = verdict.due and not saves
+
+    def _may_be_best(self, step: int) -> bool:
+        return self._spec.options.keep_best is not None and self._evaluates_at(step)
+
     def _window(self, assignment: Assignment) -> Window:
+        step = self._holding.next_step + 1
         saves = assignment.checkpoint and not self._holding.discards
-        due = saves and self._writer.is_due(self._holding.next_step + 1)
+        due = saves and (self._writer.is_due(step) or self._may_be_best(step))
         return Window(self._hold, self._end_step, self._patience_s, due, self._writer.busy)
 
     def extend(self, end_step: int, patience_s: float | None = None) -> None:
@@ -315,7 +367,7 @@ class Worker:
         self._leave()
 
     def _leave(self, error: Exception | None = None) -> None:
-        self._runner = None  # it holds references to process groups
+        self._runner = self._evaluator = None  # they hold references to process groups
         self._peers.leave(error)
 
     def _fail(self, error: Exception) -> None:

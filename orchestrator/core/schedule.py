@@ -50,6 +50,9 @@ def _gpipe(inflight: int, num_microbatches: int, num_stages: int) -> Sequence[tu
 SCHEDULES: dict[str, Order] = {"1f1b": _one_f_one_b, "gpipe": _gpipe}
 """Name to order: (K_s, microbatches, stages) -> (op, microbatch) of one stage."""
 
+EVALUATION = "evaluation"
+"""Not a schedule of a plan: all forwards and nothing else."""
+
 
 def build_program(
     group: Group, schedule: str, boundary_bytes_per_sample: Sequence[float] = ()
@@ -58,17 +61,20 @@ def build_program(
 
     Args:
         group: Its stages (with K_s) and microbatches.
-        schedule: A key of ``SCHEDULES``.
+        schedule: A key of ``SCHEDULES``, or ``EVALUATION``.
         boundary_bytes_per_sample: Bytes leaving each layer for the next, per sample; empty:
             transfers get size 0 (the workers know the real size).
 
     Raises:
         ValueError: On an unknown schedule, or if the Program would deadlock.
     """
+    if schedule == EVALUATION:
+        program = build_program(group, "gpipe", boundary_bytes_per_sample)
+        return tuple(tuple(i for i in todo if i.op == FORWARD) for todo in program)
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {schedule!r}; known: {', '.join(SCHEDULES)}")
     order, last = SCHEDULES[schedule], len(group.stages) - 1
-    program = []
+    found = []
     for s, stage in enumerate(group.stages):
         todo = []
         for op, k in order(stage.inflight, len(group.microbatches), len(group.stages)):
@@ -81,9 +87,9 @@ def build_program(
                 size = boundary_bytes_per_sample[border] * group.microbatches[k]
             tag = 2 * k + (0 if forward else 1)
             todo.append(Instruction(op, k, source, target, tag, tag, round(size)))
-        program.append(tuple(todo))
-    check_program(tuple(program), len(group.microbatches))
-    return tuple(program)
+        found.append(tuple(todo))
+    check_program(tuple(found), len(group.microbatches))
+    return tuple(found)
 
 
 def check_program(program: Program, num_microbatches: int) -> None:

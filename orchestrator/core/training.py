@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from orchestrator.core.evaluation import Criterion, EarlyStop
+
 Precision = Literal["fp32", "bf16", "fp16"]
 
 MAX_MICROBATCHES = 10_000
@@ -39,11 +41,17 @@ class Task:
     layers: Any
     loss: Callable[[Any, Any], tuple[Any, Any]]
     dataset: Any
-    eval_dataset: Any = None  # nothing evaluates it in this version
+    eval_dataset: Any = None
+    """A map-style dataset that ``training.eval_every_steps`` evaluates, in its own order."""
+
     collate: Callable[[list[Any]], Any] | None = None
     blocks: Blocks | None = None
     inputs: Callable[[Any], Any] | None = None
     """What the first layer takes of a batch; None: ``batch[0]`` of a tuple or list, else all."""
+
+    metrics: Callable[[Any, Any], Mapping[str, tuple[Any, Any]]] | None = None
+    """``metrics(output, batch)`` of an evaluation: name to (sum over samples, weight). Reported is
+    the sum of sums over the sum of weights of the whole ``eval_dataset``."""
 
     lr_factor: Callable[[int, int], float] | None = None
     """(step, steps of the run) to the multiplier of the learning rate, instead of
@@ -160,12 +168,21 @@ class TrainingOptions:
 
     checkpoint_every_steps: int = 100
     keep_checkpoints: int = 2
+    eval_every_steps: int | None = None
+    """Steps after which ``Task.eval_dataset`` is evaluated, and once at the end; null: never."""
+
+    keep_best: Criterion | None = None
+    """Every evaluation has a checkpoint, and that of the best one is kept beside the newest."""
+
+    early_stop: EarlyStop | None = None
+    """The run ends where evaluations get no better; null: after its last step."""
 
     def __post_init__(self) -> None:
         positive = {
             "global_batch": self.global_batch, "microbatch": self.microbatch, "steps": self.steps,
             "epochs": self.epochs, "checkpoint_every_steps": self.checkpoint_every_steps,
             "keep_checkpoints": self.keep_checkpoints, "clip_grad_norm": self.clip_grad_norm,
+            "eval_every_steps": self.eval_every_steps,
         }  # fmt: skip
         for name, value in positive.items():
             if value is not None and value <= 0:
@@ -190,6 +207,16 @@ class TrainingOptions:
             return self.steps * self.global_batch
         assert self.epochs is not None, "one of steps and epochs is given"
         return self.epochs * dataset_samples
+
+    def evaluates_at(self, step: int, num_steps: int) -> bool:
+        """Whether the model of ``step`` updates, of ``num_steps`` of the run, is evaluated."""
+        every = self.eval_every_steps
+        return every is not None and step > 0 and (step % every == 0 or step == num_steps)
+
+    @property
+    def criterion(self) -> Criterion:
+        """Which evaluation is called the best."""
+        return self.keep_best or self.early_stop or Criterion()
 
     @property
     def schedules(self) -> tuple[str, ...]:

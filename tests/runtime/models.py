@@ -2,10 +2,12 @@
 
 import math
 import os
+import random
 import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -460,3 +462,45 @@ def sleepy(phase: str, pid: int, delay_s: float) -> Task:
     layers = [Sleepy(8, phase, pid, delay_s) for _ in range(3)]
     data = SleepyRows(8, pid if phase == "loader" else 0, delay_s)
     return Task(layers=layers, loss=squares, dataset=data)
+
+
+# A model that is judged, too, and notices whether it trains ---------------------------------
+
+
+class Moody(nn.Module):
+    """Another function in training than in evaluation, beside its dropout."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.block = Block(width, dropout=0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x) * (0.9 if self.training else 1.0)
+
+
+class Jittery(Rows):
+    """Draws from every global generator, as careless datasets do."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        torch.rand(3)
+        np.random.rand()
+        random.random()
+        return super().__getitem__(index)
+
+
+def judged(num_layers: int = 4, width: int = 8, num_eval: int = 21, raises: bool = False) -> Task:
+    """Residual layers with dropout, an evaluation dataset of its own, and a metric."""
+
+    def metrics(output: Tensor, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
+        if raises:
+            raise ZeroDivisionError("a metric of mine")
+        near = ((output - batch[1]).abs().mean(1) < 1.5).sum()
+        return {"near": (near, len(batch[1]))}
+
+    return Task(
+        layers=[Moody(width) for _ in range(num_layers)],
+        loss=squares,
+        dataset=Rows(64, width),
+        eval_dataset=Jittery(num_eval, width),
+        metrics=metrics,
+    )

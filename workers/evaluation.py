@@ -1,0 +1,236 @@
+"""Evaluation on the plan that trains: forwards only, round by round, and nothing changed by it."""
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import default_collate
+
+from orchestrator.core.evaluation import LOSS, Evaluated, RoundReport
+from orchestrator.core.schedule import EVALUATION
+from orchestrator.core.training import Task, TrainingOptions
+from orchestrator.errors import ConfigError
+from workers.data import SampleSource
+from workers.executor import Executor, Patience
+from workers.failures import user_code
+from workers.faults import NO_FAULTS
+from workers.stage import Stage, StageWork
+from workers.step import Samples, StepRunner, Window
+from workers.transport import Transport
+from workers.update import Ballot, Verdict
+
+Metrics = Callable[[Any, Any], Mapping[str, tuple[Any, Any]]]
+
+
+class EvaluationSource:
+    """The evaluation dataset in its own order, each sample once."""
+
+    def __init__(self, task: Task, training: SampleSource) -> None:
+        """Wrap ``task.eval_dataset``; what the first layer takes is as in ``training``.
+
+        Raises:
+            ConfigError: If there is no such dataset, or it has no length or no sample.
+            UserCodeError: If its ``__len__`` raises.
+        """
+        dataset = task.eval_dataset
+        if dataset is None:
+            raise ConfigError(
+                "training.eval_every_steps is set, but the task has no eval_dataset; return "
+                "Task(..., eval_dataset=...), or write eval_every_steps: null"
+            )
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise ConfigError(
+                f"training.task: Task.eval_dataset is a {type(dataset).__name__}; give a map-style "
+                "dataset, with __len__ and __getitem__"
+            )
+        with user_code("len(Task.eval_dataset)"):
+            self.num_samples = len(dataset)
+        if self.num_samples < 1:
+            raise ConfigError("training.task: Task.eval_dataset is empty; give at least one sample")
+        self.task = task
+        self._dataset, self._collate = dataset, task.collate or default_collate
+        self._training = training
+
+    def batch(self, positions: Sequence[int]) -> Any:
+        """The collated samples at these places of the dataset."""
+        with user_code(f"Task.eval_dataset, at {positions[0]} to {positions[-1]},"):
+            return self._collate([self._dataset[index] for index in positions])
+
+    def first_input(self, batch: Any) -> Any:
+        """What the first layer receives of a batch."""
+        return self._training.first_input(batch)
+
+
+def check_metrics(task: Task, options: TrainingOptions) -> None:
+    """Refuse a metric that is asked for of a task that returns none.
+
+    Raises:
+        ConfigError: Naming the key.
+    """
+    for key, asked in (("keep_best", options.keep_best), ("early_stop", options.early_stop)):
+        if asked is not None and asked.metric != LOSS and task.metrics is None:
+            raise ConfigError(
+                f"training.{key}.metric is {asked.metric!r}, but the task has no metrics; return "
+                "Task(..., metrics=...), or write metric: loss"
+            )
+
+
+class EvaluationStage(Stage):
+    """A stage whose forwards keep nothing, and whose end takes the user's metrics, too."""
+
+    def __init__(self, work: StageWork, metrics: Metrics | None) -> None:
+        super().__init__(work)
+        self.metrics: dict[str, tuple[float, float]] = {}  # sum and weight
+        self._ask = metrics
+
+    def start_step(self) -> None:
+        """Forget the sums of the round before."""
+        super().start_step()
+        self.metrics = {}
+
+    def finish(self, microbatch: int, step: int, output: Any, batch: Any, num_samples: int) -> None:
+        """Last stage: add up the loss and the metrics of a microbatch.
+
+        Raises:
+            UserCodeError: If one of them raises, or returns something else than sums.
+        """
+        super().finish(microbatch, step, output, batch, num_samples)
+        if self._ask is None:
+            return
+        with user_code(f"step {step}: Task.metrics"):
+            found = self._ask(output, batch)
+            if not isinstance(found, Mapping):
+                raise TypeError(
+                    f"metrics returned {type(found).__name__}; return a dict of name to "
+                    "(sum over samples, weight)"
+                )
+            for name, pair in found.items():
+                total, weight = _pair(name, pair)
+                known = self.metrics.get(name, (0.0, 0.0))
+                self.metrics[name] = (known[0] + total, known[1] + weight)
+
+
+def _pair(name: object, pair: Any) -> tuple[float, float]:
+    if not isinstance(name, str) or not name or name == LOSS:
+        raise ValueError(f"metrics returned the name {name!r}; use a text other than {LOSS!r}")
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise ValueError(f"metrics returned {pair!r} for {name}; return (sum over samples, weight)")
+    total, weight = float(pair[0]), float(pair[1])
+    if not (weight >= 0 and math.isfinite(weight)):
+        raise ValueError(
+            f"metrics returned the weight {weight} for {name}; return (sum over samples, weight) "
+            "with the number of samples, or of tokens, as the weight"
+        )
+    return total, weight
+
+
+@contextmanager
+def at_rest(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+    """No gradients and evaluation mode inside; modes and global generators as before afterwards."""
+    modes = [(m, m.training) for module in modules for m in module.modules()]
+    tops = [(module, module.training) for module in modules]
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the user's code draws
+    devices = [device] if device.type == "cuda" else []
+    try:
+        for module, _ in tops:
+            module.eval()
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            yield
+    finally:
+        for module, was_training in tops:
+            module.train(was_training)  # the user's own may do more than set a flag
+        for module, was_training in modes:
+            module.training = was_training
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002 - as above
+
+
+class Evaluator:
+    """Evaluates the model at step boundaries: where, is a function of the step alone.
+
+    The dataset is taken in rounds of one global batch, dealt to the groups as a step's samples
+    are, so that no round takes longer than a step, by and large. At the end of each all vote: a
+    stop, or another plan, need not wait for the rest, and whoever goes on begins with the first
+    round that is not done.
+    """
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        source: EvaluationSource,
+        transport: Transport,
+        *,
+        is_due: Callable[[int], bool],
+        longer_s: float,
+        done: Evaluated,
+    ) -> None:
+        """Take the place of a runner.
+
+        Args:
+            runner: Of the steps of the plan; its layers are evaluated.
+            source: The samples, and the task that they are of.
+            transport: To the other stages.
+            is_due: Whether there is an evaluation before a step.
+            longer_s: By which a round may take longer than a step.
+            done: What earlier plans have done.
+        """
+        self._runner, self._is_due, self._longer_s, self._done = runner, is_due, longer_s, done
+        self._samples = Samples(runner.samples.batch, source.num_samples)
+        task, work, place = source.task, runner.stage.work, runner.place
+        self._stage = EvaluationStage(work, task.metrics if place.is_last else None)
+        whole = (task.layers,) if isinstance(task.layers, nn.Module) else ()  # some look there
+        self._modules = (*work.layers, *whole)
+        place = replace(place, schedule=EVALUATION)
+        self._executor = Executor(place, self._stage, transport, source, NO_FAULTS)
+
+    def owes(self, step: int) -> bool:
+        """Whether rounds are left to be done before ``step``."""
+        return self._is_due(step) and self._done.rounds_of(step) < self._samples.num_steps
+
+    def run(self, step: int, at_s: float, window: Window) -> tuple[Verdict, RoundReport, float]:
+        """Run the next round before ``step``, which starts at ``at_s``.
+
+        Returns:
+            What the others wish, this device's part, and when the round ended.
+
+        Raises:
+            UserCodeError: If the user's code raises.
+            PeerLostError, LostContactError: If a worker is gone.
+        """
+        runner, index = self._runner, self._done.rounds_of(step)
+        clock, longest_s = runner.clock, window.patience_s + self._longer_s
+        patience = Patience(time.monotonic() + longest_s, min(runner.receive_s, longest_s))
+        share = self._samples.share(runner.plan, runner.place.group_index, index)
+        runner.executor.faults.reach(step, "evaluate")
+        clock.begin_step(step, at_s)
+        with at_rest(self._modules, self._stage.work.device):
+            self._executor.run(replace(share, step=step), clock, patience)
+        ballot = Ballot(
+            squares=0.0,
+            weight_sum=self._stage.weight_sum,
+            loss_sum=self._stage.loss_sum,
+            hold=window.hold,
+            end_step=window.end_step,
+            end_s=clock.times.end_s,
+        )
+        verdict = runner.vote.cast(ballot, patience.left_s(time.monotonic()))
+        ended_s = verdict.end_s if runner.emulated else time.monotonic()
+        self._done = Evaluated(step, index + 1)
+        report = RoundReport(
+            generation=runner.plan.generation,
+            step=step,
+            index=index,
+            device_id=runner.device_id,
+            round_s=ended_s - at_s,
+            loss_sum=self._stage.loss_sum,
+            weight_sum=self._stage.weight_sum,
+            metrics=tuple((name, *pair) for name, pair in self._stage.metrics.items()),
+        )
+        return verdict, report, ended_s

@@ -26,6 +26,7 @@ from benchmarks.result import Figure, Result, main
 from orchestrator import storage
 from orchestrator.config import RunConfig
 from orchestrator.control.faults import DRAWN, Draw, FaultPlan, draw
+from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.model import profile_to_json
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
 from orchestrator.errors import OrchestratorError, as_told
@@ -93,6 +94,9 @@ class Pages:
         """Nobody asked."""
 
     def step(self, step: CommittedStep) -> None:
+        """Nobody asked."""
+
+    def evaluation(self, evaluation: Evaluation) -> None:
         """Nobody asked."""
 
     def event(self, event: RunEvent) -> None:

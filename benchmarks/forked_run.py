@@ -6,6 +6,7 @@ from concurrent.futures import wait as wait_for
 from pathlib import Path
 
 from benchmarks.forked import ForkedActors
+from orchestrator.callbacks import Callbacks
 from orchestrator.config import RunConfig
 from orchestrator.core.slot import Outcome
 from orchestrator.reports.live import View
@@ -32,6 +33,8 @@ def run_forked(
     if done is not None:
         return done
     head = Head(config, str(Path.cwd()), actors=actors or ForkedActors())
+    if isinstance(view, Callbacks):
+        view.end_with(head.finish, head.stop)
     cursor = NO_CURSOR
     try:
         with ThreadPoolExecutor(1, "head") as pool:

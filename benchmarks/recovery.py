@@ -21,6 +21,7 @@ import numpy as np
 from benchmarks.live import TIMEOUT_S, make_config, processes, stop
 from benchmarks.result import Figure, Result, main
 from orchestrator.config import RunConfig
+from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, RunEvent, SlotRecord
 from orchestrator.runtime.driver import run_job
 from orchestrator.runtime.session import ray_session
@@ -75,6 +76,9 @@ class Hitter:
     def step(self, step: CommittedStep) -> None:
         """A step was committed."""
         self.steps.append((step, time.monotonic()))
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Nobody asked."""
 
     def event(self, event: RunEvent) -> None:
         """Something happened."""

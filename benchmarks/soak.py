@@ -21,6 +21,7 @@ import numpy as np
 from benchmarks.live import make_config, processes, stop
 from benchmarks.result import Figure, Result, main
 from orchestrator.config import RunConfig
+from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, RunEvent, SlotRecord
 from orchestrator.runtime.driver import run_job
 from orchestrator.runtime.session import ray_session
@@ -116,6 +117,9 @@ class Observer:
             self._thread.start()
 
     def slot(self, record: SlotRecord) -> None:
+        """Nobody asked."""
+
+    def evaluation(self, evaluation: Evaluation) -> None:
         """Nobody asked."""
 
     def event(self, event: RunEvent) -> None:

@@ -7,14 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from orchestrator.callbacks import STOP, Callback
     from orchestrator.config import RunConfig
     from orchestrator.core.training import Blocks, Task
     from orchestrator.runtime.driver import Result, Trainer
 
-__all__ = ["Blocks", "Result", "RunConfig", "Task", "Trainer"]
+__all__ = ["STOP", "Blocks", "Callback", "Result", "RunConfig", "Task", "Trainer"]
 
 _HOMES = {
+    "STOP": "orchestrator.callbacks",
     "Blocks": "orchestrator.core.training",
+    "Callback": "orchestrator.callbacks",
     "Result": "orchestrator.runtime.driver",
     "RunConfig": "orchestrator.config",
     "Task": "orchestrator.core.training",

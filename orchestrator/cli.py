@@ -197,6 +197,10 @@ def report(
 def export(
     run_dir: RunDir,
     output: Annotated[str, typer.Option("-o", metavar="FILE", help="The safetensors file.")],
+    *,
+    best: Annotated[
+        bool, typer.Option("--best", help="Those of the best evaluation; training.keep_best.")
+    ] = False,
 ) -> None:
     """Write the trained weights as one safetensors file with the user's own names.
 
@@ -206,7 +210,7 @@ def export(
     from orchestrator.inputs import check_output
 
     check_output(output, "-o")
-    exported = export_weights(run_dir, output)
+    exported = export_weights(run_dir, output, best=best)
     print(
         f"wrote {output}: {exported.num_tensors} tensors of step {exported.step} "
         f"({exported.size_bytes:,} bytes)"
@@ -360,15 +364,17 @@ def _simulate(config: "RunConfig", found: "Comparison", *, as_json: bool, html: 
 
 def _run(config: "RunConfig", resume: str, compare: tuple[str, ...], chaos: str | None) -> None:
     from orchestrator.runtime.chaos import with_chaos
-    from orchestrator.runtime.driver import exit_code, run_job
+    from orchestrator.runtime.driver import exit_code, run_job, with_callbacks
     from orchestrator.runtime.news import Comparing
 
-    view = _view(config)
+    view = with_callbacks(config, (), _view(config))
     comparing = Comparing(compare) if compare else None
     try:
         outcome = run_job(with_chaos(config, chaos), resume=resume, view=view, comparing=comparing)
     finally:
         view.close()
+    if view.error is not None:
+        raise view.error
     tell(outcome.status, outcome.reason, config.run.run_url)
     sys.exit(exit_code(outcome))
 

@@ -302,7 +302,9 @@ def _attribute_docs(cls: type) -> Mapping[str, str]:
     """The docstrings that stand under the fields of a dataclass."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
-    found = {}
+    found: dict[str, str] = {}
+    for base in filter(is_dataclass, cls.__bases__):
+        found |= _attribute_docs(base)
     for field, text in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
             assert isinstance(field.target, ast.Name)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from orchestrator import storage
-from orchestrator.control.persistence import CheckpointStore
+from orchestrator.control.persistence import CheckpointStore, RunStore
 from orchestrator.core.durable import STATE_DICT_KEY, CheckpointManifest
 from orchestrator.errors import ConfigError
 
@@ -32,8 +32,8 @@ class _Tensor:
     data: memoryview
 
 
-def export_weights(run_url: str, target_url: str) -> Exported:
-    """Copy parameters and buffers of the newest whole checkpoint into one file.
+def export_weights(run_url: str, target_url: str, *, best: bool = False) -> Exported:
+    """Copy parameters and buffers of a whole checkpoint into one file: the newest, or the best.
 
     Bytes are copied as they are, so any dtype survives. A parameter that two layers share
     appears under both names, as in the user's own state_dict.
@@ -42,7 +42,7 @@ def export_weights(run_url: str, target_url: str) -> Exported:
         ConfigError: If there is no run, no whole checkpoint, or a damaged file.
     """
     store = CheckpointStore(storage.absolute(run_url))
-    manifest = store.latest()
+    manifest = _best(run_url, store) if best else store.latest()
     if manifest is None:
         raise ConfigError(
             f"{run_url} holds no whole checkpoint; give the folder of a run that has written one"
@@ -51,6 +51,20 @@ def export_weights(run_url: str, target_url: str) -> Exported:
     data = _file_of(sorted(tensors.values(), key=_place), manifest)
     storage.write_bytes(target_url, data)
     return Exported(manifest.step, len(tensors), len(data))
+
+
+def _best(run_url: str, store: CheckpointStore) -> CheckpointManifest:
+    step = RunStore(storage.absolute(run_url)).best_step()
+    if step is None:
+        raise ConfigError(
+            f"{run_url} has no evaluation; set training.eval_every_steps, or leave --best away"
+        )
+    if step not in store.steps():
+        raise ConfigError(
+            f"the best evaluation in {run_url} is that of step {step}, whose checkpoint is not "
+            "there; training.keep_best keeps it: leave --best away, or run with it"
+        )
+    return store.read(step)
 
 
 def _tensors(store: CheckpointStore, manifest: CheckpointManifest) -> Iterator[_Tensor]:

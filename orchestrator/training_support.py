@@ -61,7 +61,14 @@ def training_problems(training: TrainingOptions, cluster: ClusterOptions) -> Ite
             f"training.lr_schedule.decay_steps is {rate.decay_steps} with name: "
             f"{rate.name}; wsd needs steps to decay, and nothing else takes them"
         )
+    yield from _evaluation_problems(training)
     yield from _optimizer_problems(training.optimizer)
+
+
+def _evaluation_problems(training: TrainingOptions) -> Iterator[str]:
+    for name in ("keep_best", "early_stop"):
+        if getattr(training, name) is not None and training.eval_every_steps is None:
+            yield f"training.{name}: nothing is evaluated; write eval_every_steps: 100 beside it"
 
 
 def _optimizer_problems(optimizer: OptimizerOptions) -> Iterator[str]:

@@ -13,6 +13,7 @@ import ray
 import torch
 
 from orchestrator.core.durable import CheckpointPart
+from orchestrator.core.evaluation import RoundReport
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.slot import StepReport, WorkerFailed
 from workers.link_speed import Timings, one_way
@@ -30,7 +31,7 @@ from workers.worker import (
 
 logger = logging.getLogger(__name__)
 
-_Item = StepReport | CheckpointPart | RunEnd | WorkerFailed
+_Item = StepReport | RoundReport | CheckpointPart | RunEnd | WorkerFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class WorkerNews:
     """What a worker has to say since it was last asked, in nouns that need no torch."""
 
     reports: tuple[StepReport, ...] = ()
+    rounds: tuple[RoundReport, ...] = ()
     parts: tuple[CheckpointPart, ...] = ()
     failure: WorkerFailed | None = None
     ended_before: int | None = None
@@ -152,7 +154,7 @@ class WorkerActor:
             worker.outbox.put(WorkerFailed(self._device_id, -1, message))
 
     def poll(self, linger_s: float) -> WorkerNews:
-        """Return what has happened: after ``linger_s``, or at once when it is no step's report."""
+        """Return what has happened: after ``linger_s``, at once if it is no step's or round's."""
         if self._worker is None:
             time.sleep(linger_s)
             return WorkerNews()
@@ -163,7 +165,7 @@ class WorkerActor:
                 items.append(outbox.get(timeout=max(0.0, deadline_s - time.monotonic())))
             except Empty:
                 return _sorted_news(items)
-            if not isinstance(items[-1], StepReport):
+            if not isinstance(items[-1], StepReport | RoundReport):
                 deadline_s = 0.0
 
     def extend(self, end_step: int, patience_s: float) -> None:
@@ -215,6 +217,8 @@ def _sorted_news(items: Sequence[_Item]) -> WorkerNews:
         match item:
             case StepReport():
                 news = replace(news, reports=(*news.reports, item))
+            case RoundReport():
+                news = replace(news, rounds=(*news.rounds, item))
             case WorkerFailed():
                 news = replace(news, failure=news.failure or item)
             case CheckpointPart():

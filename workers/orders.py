@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.core.durable import CheckpointManifest
-from orchestrator.core.evaluation import Evaluated
+from orchestrator.core.evaluation import NOTHING_EVALUATED, Evaluated
 from orchestrator.core.plan import Move, Plan
 from orchestrator.core.training import TrainingOptions
 from workers.emulation import EmulatedStage
@@ -55,7 +55,7 @@ class Assignment:
     """Run on a copy of the fresh (or restored) model, which the next assignment forgets."""
 
     checkpoint: bool = True
-    evaluated: Evaluated = Evaluated()
+    evaluated: Evaluated = NOTHING_EVALUATED
     """What is done of evaluations; the rest is done by this plan."""
 
     clock_zero_s: float = 0.0

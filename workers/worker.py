@@ -227,8 +227,9 @@ class Worker:
     def run(self) -> RunEnd:
         """Run steps until the window ends, the training ends, or some worker was told to hold.
 
-        Evaluations come where they are due; with ``early_stop`` the window ends behind each. All active workers stop after the same step, whenever each of them heard of it. Errors
-        end the run too: they are in the outbox before this returns.
+        Evaluations come where they are due; with ``early_stop`` the window ends behind each. All
+        active workers stop after the same step, whenever each of them heard of it. Errors end the
+        run too: they are in the outbox before this returns.
         """
         try:
             return self._run()

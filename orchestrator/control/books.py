@@ -112,7 +112,7 @@ class Books:
         self.num_failures = state.num_failures if state else 0
         self.num_preemptions = state.num_preemptions if state else 0
         self.checkpoint_step = state.checkpoint_step if state else None
-        self.leaving: frozenset[str] = frozenset()  # under notice
+        self.leaving, self.owes_evaluation = frozenset[str](), False  # of the newest observation
         self._first_look = True
         self._step_traffic: dict[int, tuple[Traffic, ...]] = {}  # of one step, by generation
         self._moves = state.moves if state else ()  # of the last change of plan, not yet billed
@@ -147,7 +147,7 @@ class Books:
         stragglers, doubts = estimator.stragglers, estimator.doubts
         first_events = self._begin(observation) if self._first_look else ()
         now = estimator.update(observation, running.predicted, running.plan)
-        self.leaving = observation.leaving
+        self.leaving, self.owes_evaluation = observation.leaving, observation.owes_evaluation
         committed = self.leases.samples_committed
         steps, undone_from = self._commit(observation)
         entries = self._bill(observation.usage, steps, since)

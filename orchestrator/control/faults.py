@@ -15,11 +15,11 @@ FaultKind = Literal[
 ]  # fmt: skip
 
 Phase = Literal[
-    "loader", "forward", "backward", "reduce", "vote", "agreed", "apply", "save",
+    "loader", "forward", "backward", "reduce", "vote", "agreed", "apply", "save", "evaluate",
 ]  # fmt: skip
 """Where in a step: reading samples; before the first forward or backward of a stage; while
 gradients are summed; while votes are counted; between the vote and the update; after the update
-and before its report; while a checkpoint is written."""
+and before its report; while a checkpoint is written; before a round of an evaluation."""
 
 _OF_PROCESS: tuple[Phase, ...] = (
     "forward", "backward", "reduce", "vote", "agreed", "apply", "save",
@@ -29,7 +29,9 @@ PHASES: Mapping[FaultKind, tuple[Phase, ...]] = {
     "hang": _OF_PROCESS,
     "slow": ("loader", "forward", "backward"),
 }
-"""Where each kind may hit that has a phase."""
+"""Where each kind may hit that has a phase, in any run; ``_EVALUATING`` where that is done."""
+
+_EVALUATING: Mapping[FaultKind, tuple[Phase, ...]] = {"fail": ("evaluate",), "hang": ("evaluate",)}
 
 DRAWN: tuple[FaultKind, ...] = (
     "fail", "hang", "slow", "price", "notice", "join", "disk_full", "cut_link", "kill_head",
@@ -118,7 +120,7 @@ class Fault:
                 raise ValueError(f"{name} means nothing to {self.kind}, which takes {takes}")
             if not given and name in needed:
                 raise ValueError(f"{name} is missing; {self.kind} needs {' and '.join(needed)}")
-        phases = PHASES.get(self.kind, ())
+        phases = (*PHASES.get(self.kind, ()), *_EVALUATING.get(self.kind, ()))
         if self.phase is not None and self.phase not in phases:
             raise ValueError(f"phase is {self.phase}; {self.kind} hits in {', '.join(phases)}")
         for name in ("delay_s", "num_steps", "price_per_hour", "warning_s", "bandwidth_ratio"):

@@ -101,7 +101,7 @@ class ControlLoop:
             InfeasibleError: If the model fits on no combination of the devices.
         """
         slot, started_cpu_s = self._look()
-        if self._books.leases.next_step >= self.options.num_steps:
+        if self._all_done and not self._books.owes_evaluation:
             reason = all_done(self.options.num_steps, self._books.leases.num_skipped)
             return self._finish("finished", reason, slot)
         with self._kept(slot):
@@ -264,8 +264,12 @@ class ControlLoop:
         known = resumed or _cause(decision) == _cause(before)
         return decision.kind == before.kind == "idle" and known
 
+    @property
+    def _all_done(self) -> bool:
+        return self._books.leases.next_step >= self.options.num_steps
+
     def _finish(self, status: OutcomeStatus, reason: str, slot: Settled | None) -> SlotRecord:
-        started_cpu_s = self.cpu_clock()
+        started_cpu_s, was_done = self.cpu_clock(), self._all_done
         self.save(self._state())  # a checkpoint may fail, and what was booked stays spent
         self.is_billed = False
         with self._kept(slot):
@@ -274,7 +278,7 @@ class ControlLoop:
             self.book(SlotJournal(events=self._books.checkpointed(manifest.step)))
         last, _ = self._look()
         whole = slot.then(last) if slot else last
-        if status == "finished" and self._books.leases.next_step < self.options.num_steps:
+        if was_done and status == "finished" and not self._all_done:
             self.save(self._state())  # the last steps were lost before they were written
             return self._publish_last(whole, "steps are run again", started_cpu_s)
         paused = status == "budget" and self.options.budget.on_exhausted == "pause"

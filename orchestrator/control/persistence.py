@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
@@ -17,10 +17,11 @@ from orchestrator.core.durable import (
     LedgerEntry,
     checkpoint_name,
 )
+from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal
 from orchestrator.errors import ConfigError, DamagedCheckpointError
 
-RecordName = Literal["slots", "steps", "ledger", "events"]
+RecordName = Literal["slots", "steps", "evaluations", "ledger", "events"]
 
 STATE_FILE, RESULT_FILE, MANIFEST_FILE = "control.json", "result.json", "manifest.json"
 DAMAGED_FILE = "manifest.damaged.json"
@@ -132,6 +133,26 @@ class RunStore:
                 raise ValueError(f"it has not every step before {next_step}")
         lines.keep_lines(url, len(kept))
 
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """Append a whole evaluation; the steps before it must be on file."""
+        self._append("evaluations", (evaluation_json(evaluation),))
+
+    def read_evaluations(self) -> tuple[Evaluation, ...]:
+        """Every evaluation on record. Raises ConfigError when the file is damaged."""
+        rows = self.read("evaluations")
+        with _undamaged(self.url("evaluations.jsonl")):
+            return tuple(storage.from_json(Evaluation, row) for row in rows)
+
+    def best_step(self) -> int | None:
+        """The step of the best evaluation on record, None without any."""
+        steps = [e.step for e in self.read_evaluations() if e.best]
+        return steps[-1] if steps else None
+
+    def rewind_evaluations(self, next_step: int) -> None:
+        """Forget those of steps that a restored checkpoint undoes; they will come again."""
+        kept = [e for e in self.read_evaluations() if e.step <= next_step]
+        lines.keep_lines(self.url("evaluations.jsonl"), len(kept))
+
     def write_result(self, result: Mapping[str, object]) -> None:
         """Write ``result.json``."""
         storage.write_json(self.url(RESULT_FILE), result)
@@ -180,10 +201,11 @@ class CheckpointStore:
         """Folder of the checkpoint that goes on with ``step``, or a file in it."""
         return storage.join(self._url, checkpoint_name(step), *parts)
 
-    def write_manifest(self, manifest: CheckpointManifest) -> None:
+    def write_manifest(self, manifest: CheckpointManifest, also: Collection[int] = ()) -> None:
         """Make a checkpoint exist, then remove the oldest ones beyond ``keep_checkpoints``.
 
-        What cannot be removed stays, until a later checkpoint tries again.
+        What cannot be removed stays, until a later checkpoint tries again; ``also``: steps whose
+        checkpoints stay as long as they are named here.
 
         Raises:
             ValueError: If a layer has no file: such a checkpoint could not be restored.
@@ -194,7 +216,7 @@ class CheckpointStore:
             raise ValueError(f"checkpoint of step {manifest.step} lacks the layers {missing}")
         storage.write_json(self.url(manifest.step, MANIFEST_FILE), manifest)
         try:
-            self.prune()
+            self.prune(also)
         except OSError as error:
             logger.warning("an old checkpoint could not be removed: %s", error)
 
@@ -228,14 +250,14 @@ class CheckpointStore:
         storage.write_bytes(self.url(step, DAMAGED_FILE), manifest)
         storage.delete(self.url(step, MANIFEST_FILE))
 
-    def prune(self) -> None:
+    def prune(self, also: Collection[int] = ()) -> None:
         """Remove whole checkpoints beyond ``keep_checkpoints``, and broken ones older than those.
 
         A checkpoint without a manifest that is newer than the newest whole one may be under
         way and stays.
         """
         whole = self.steps()
-        kept = set(whole[-self._keep :])
+        kept = {*whole[-self._keep :], *also}
         for step in self._folders():
             if whole and step < whole[-1] and step not in kept:
                 self._remove(step)
@@ -285,6 +307,13 @@ def step_json(step: CommittedStep) -> dict[str, object]:
         "first_sample": step.first_sample,
         "end_sample": step.end_sample,
     }
+
+
+def evaluation_json(evaluation: Evaluation) -> dict[str, object]:
+    """One line of ``evaluations.jsonl``."""
+    metrics = {name: storage.finite(value) for name, value in evaluation.metrics.items()}
+    shown = replace(evaluation, loss=storage.finite(evaluation.loss), metrics=metrics)
+    return _object(storage.to_json(shown))
 
 
 def _plain(row: LedgerEntry | RunEvent) -> object:

@@ -29,7 +29,8 @@ class Timeouts:
     """From asking for a step boundary to standing at it."""
 
     checkpoint_s: float
-    """Writing every layer; joining each other, which is several receives in a row."""
+    """Writing every layer; joining each other, which is several receives in a row; by how much a
+    round of an evaluation may take longer than a step."""
 
     start_s: float
     """Processes, imports and the first process group; the most that a step may take longer."""

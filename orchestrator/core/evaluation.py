@@ -21,6 +21,9 @@ class Evaluated:
         return self.rounds if self.step == step else 0
 
 
+NOTHING_EVALUATED = Evaluated()
+
+
 @dataclass(frozen=True, slots=True)
 class RoundReport:
     """One device's part of one round: the evaluation at a step is made in rounds of one batch.

@@ -145,6 +145,7 @@ class Observation:
     devices: tuple[Device, ...]  # present now, as discovered (slowdown 1)
     checkpoint_step: int | None = None  # that the newest whole checkpoint goes on with
     leaving: frozenset[str] = frozenset()  # present, but under notice: not to be planned with
+    owes_evaluation: bool = False  # before the next step; the run does not end without it
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, RunEvent, SlotRecord
 from orchestrator.reports import figures
-from orchestrator.reports.records import slot_line
+from orchestrator.reports.records import evaluation_text, slot_line
 
 _EVENTS_SHOWN = 8
 _LOSSES_KEPT = 400
@@ -35,6 +36,9 @@ class View(Protocol):
     def event(self, event: RunEvent) -> None:
         """Something happened."""
 
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """The model was evaluated."""
+
     def close(self) -> None:
         """Nothing more will come. Safe to call twice."""
 
@@ -44,6 +48,7 @@ class PlainView:
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
+        self._evaluation: Evaluation | None = None  # that no line has told of
 
     def phase(self, text: str) -> None:
         """Shows nothing."""
@@ -53,10 +58,15 @@ class PlainView:
 
     def slot(self, record: SlotRecord) -> None:
         """Writes the slot's line."""
-        self._write(slot_line(record))
+        found, self._evaluation = self._evaluation, None
+        self._write(slot_line(record) + (f" · {evaluation_text(found)}" if found else ""))
 
     def event(self, event: RunEvent) -> None:
         """Shows nothing: what matters is in the next slot's line."""
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Goes with the next slot's line, the newest one."""
+        self._evaluation = evaluation
 
     def close(self) -> None:
         """Nothing to take down."""
@@ -72,6 +82,8 @@ class LiveView:
         self._phase = "starting"
         self._record: SlotRecord | None = None
         self._step: CommittedStep | None = None
+        self._evaluation: Evaluation | None = None
+        self._best: Evaluation | None = None
         self._losses: deque[float] = deque(maxlen=_LOSSES_KEPT)
         self._events: deque[str] = deque(maxlen=_EVENTS_SHOWN)
         self._live = Live(
@@ -98,6 +110,11 @@ class LiveView:
         device = f" {event.device}" if event.device else ""
         self._events.append(f"slot {event.slot}  {event.kind}{device}: {event.detail}")
 
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Shows the newest one, and the best."""
+        self._evaluation = evaluation
+        self._best = evaluation if evaluation.best else self._best
+
     def close(self) -> None:
         """Leaves the last picture on the screen."""
         self._live.stop()
@@ -105,6 +122,8 @@ class LiveView:
     def render(self) -> RenderableType:
         """The picture as it is now."""
         parts: list[RenderableType] = [self._progress()]
+        if self._evaluation is not None:
+            parts.append(Text(evaluation_text(self._evaluation, self._best)))
         if self._record is None:
             parts.append(Text(f"{self._phase} ...", style="dim"))
         else:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from orchestrator import storage
+from orchestrator.core.evaluation import LOSS, Evaluation
 from orchestrator.core.plan import Group, Plan
 from orchestrator.core.slot import Rates, SlotRecord
 from orchestrator.core.view import DeviceView, Spread
@@ -133,6 +134,16 @@ def slot_data(record: SlotRecord) -> dict[str, Json]:
 def slot_json(record: SlotRecord) -> str:
     """The line of ``slots.jsonl`` itself, without a line break."""
     return json.dumps(slot_data(record), allow_nan=False)
+
+
+def evaluation_text(found: Evaluation, best: Evaluation | None = None) -> str:
+    """An evaluation in one line, and the best one where it is another."""
+    values = {LOSS: found.loss, **found.metrics}
+    shown = ", ".join(f"{name} {figures.number(value)}" for name, value in values.items())
+    text = f"evaluation at step {found.step}: {shown}"
+    if best is None or best.step == found.step:
+        return f"{text} (the best so far)" if found.best else text
+    return f"{text} (the best was that of step {best.step})"
 
 
 def slot_line(record: SlotRecord) -> str:

@@ -10,6 +10,7 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.core.durable import CheckpointPart
+from orchestrator.core.evaluation import RoundReport
 from orchestrator.core.slot import StepReport, WorkerFailed
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ class News(Protocol):
     @property
     def reports(self) -> tuple[StepReport, ...]:
         """Of its steps."""
+
+    @property
+    def rounds(self) -> tuple[RoundReport, ...]:
+        """Of its evaluations."""
 
     @property
     def parts(self) -> tuple[CheckpointPart, ...]:

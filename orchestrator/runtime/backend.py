@@ -26,6 +26,7 @@ from orchestrator.core.slot import (
 from orchestrator.errors import LostWorkerError, OrchestratorError
 from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.crew import ATTEMPTS, Boundary, Holders, Order
+from orchestrator.runtime.evaluations import Evaluations
 from orchestrator.runtime.progress import Meter, Progress
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.roster import Roster
@@ -37,13 +38,14 @@ logger = logging.getLogger(__name__)
 class RayBackend:
     """Implements ``Backend`` on started workers; one thread calls all but ``interrupt``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - whom to tell of what
         self,
         config: RunConfig,
         rig: Rig,
         *,
         meter: Meter,
         restore: CheckpointManifest | None = None,
+        evaluations: Evaluations | None = None,
         on_step: Callable[[CommittedStep], None] = lambda _: None,
         before_checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
@@ -54,6 +56,7 @@ class RayBackend:
             rig: Workers that are loaded and connected.
             meter: Its clock runs from the first decision on.
             restore: The checkpoint to go on from.
+            evaluations: Of the run, where there are any.
             on_step: Told of every step as soon as all workers have reported it; the loop's
                 own account follows at the end of the slot.
             before_checkpoint: Called before a checkpoint starts to exist, after ``on_step`` has
@@ -63,18 +66,20 @@ class RayBackend:
         self._crew, self._fleet = rig.crew, rig.crew.fleet
         self._restore, self._meter = restore, meter
         self._on_step, self._before_checkpoint = on_step, before_checkpoint
+        self._evaluations = evaluations or Evaluations()
         self._timeouts = config.failure.timeouts
         self._checkpoints = Checkpoints(
             config,
             num_layers=rig.model.num_layers,
             num_samples=rig.num_samples,
             restore=restore,
+            also=lambda: self._evaluations.kept_steps,
         )
         self._watch = Watch(
             self._fleet,
             self._timeouts,
             slot_s=config.control.slot_s,
-            next_step=restore.step if restore else 0,
+            progress=Progress(restore.step if restore else 0, self._evaluations),
             last_step=rig.num_steps,
         )
         self._plan: Plan | None = None  # what the loop asked for
@@ -144,15 +149,16 @@ class RayBackend:
             self._watch.step_s = decision.predicted.step_s
         if plan != self._plan and not self._stand():
             return  # what happened is for the next observation, and nothing runs until then
-        if plan.is_idle and self._is_leaving():
-            self._secure()
-            if self._events:
-                return
+        if plan.is_idle and self._is_leaving() and not self._secure():
+            return
         if plan != self._plan:
             self._meter.hold(plan.device_ids, self.now_s())
             if not plan.is_idle and not self._install(plan, decision.migration.moves):
                 return
             self._plan = plan
+            owes = self._evaluations.owes_checkpoint(self._watch.progress.next_step)
+            if owes and not self._secure():  # a fault may have broken its checkpoint off
+                return
         if not plan.is_idle:
             self._watch.go(plan.device_ids)
 
@@ -234,6 +240,7 @@ class RayBackend:
         batch, total = self._config.training.global_batch, self._rig.num_samples
         for reports in self._watch.progress.fresh():
             self._on_step(committed_step(reports, *step_range(reports[0].step, batch, total)))
+        self._evaluations.follow()
         self._checkpoints.follow(self._watch.progress, self._before_checkpoint)
         next_step = self._watch.progress.next_step
         for loss in self._watch.lost():
@@ -254,6 +261,7 @@ class RayBackend:
             devices=self._roster.devices,
             leaving=self._roster.leaving,
             checkpoint_step=self._checkpoints.newest_step,
+            owes_evaluation=self._watch.progress.owes_evaluation,
         )
 
     # At a step boundary --------------------------------------------------------------
@@ -273,8 +281,12 @@ class RayBackend:
         leaving = self._roster.leaving
         return any(leaving.issuperset(devices) for devices in self._holders.values())
 
-    def _secure(self) -> None:
-        """Write all layers at the boundary where all stand, unless they are written already."""
+    def _secure(self) -> bool:
+        """Write all layers at the boundary where all stand, unless they are written already.
+
+        Returns:
+            False when something happened on the way, which is then in the next observation.
+        """
         step = self._watch.progress.next_step
         while self._holders and self._checkpoints.newest_step != step:
             parts = self._crew.save(self._watch, step, self._holders)
@@ -283,6 +295,7 @@ class RayBackend:
                 step = self._watch.progress.next_step
             else:
                 self._checkpoints.write(step, self._generation, parts, self._before_checkpoint)
+        return not self._events
 
     def _install(self, plan: Plan, moves: tuple[Move, ...], *, discard: bool = False) -> bool:
         """Bring the layers where a plan wants them; False when a device was lost meanwhile."""
@@ -299,6 +312,7 @@ class RayBackend:
                 end_step=self._watch.reach,
                 restore=None if self._holders or discard else self._restore,
                 discard=discard,
+                evaluated=progress.evaluations.done,
                 run_clock_s=self.now_s(),
                 stages=truth.stages(plan, progress.next_step) if truth else None,
             )

@@ -1,7 +1,7 @@
 """The checkpoints of one life: each exists once all its parts do; those that fail are counted."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from orchestrator.config import RunConfig
 from orchestrator.control.persistence import CheckpointStore
@@ -22,9 +22,13 @@ class Checkpoints:
         num_layers: int,
         num_samples: int,
         restore: CheckpointManifest | None,
+        also: Callable[[], Collection[int]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start with the checkpoint that is restored, if any."""
+        """Start with the checkpoint that is restored, if any.
+
+        ``also``: steps whose checkpoints are kept beside the newest ones.
+        """
         self.newest = restore
         self._config = config
         self._num_layers, self._num_samples = num_layers, num_samples
@@ -33,7 +37,7 @@ class Checkpoints:
         )
         self._num_failed = 0  # in a row
         self._failures: list[CheckpointFailed] = []
-        self._clock = clock
+        self._also, self._clock = also, clock
         self._heard_step = restore.step if restore else 0  # of any checkpoint, whole or not
         self._heard_s = clock()
 
@@ -93,7 +97,7 @@ class Checkpoints:
             optimizer=training.optimizer.name,
         )
         try:
-            self._store.write_manifest(manifest)
+            self._store.write_manifest(manifest, self._also())
         except OSError as error:
             return str(error)
         self.newest, self._num_failed = manifest, 0

@@ -4,9 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from orchestrator import storage
+from orchestrator.config import RunConfig
 from orchestrator.core.plan import Plan
-from orchestrator.core.slot import Candidate, PlanningProblem, StepReport
+from orchestrator.core.slot import Candidate, PlanningProblem, StepReport, first_problem
 from orchestrator.planning.frontier import fastest_within
+from orchestrator.runtime.news import Comparing
+from orchestrator.runtime.rig import Rig
+from orchestrator.strategies.registry import make_strategy
 
 WARM_UP_STEPS = 2
 """First steps of a short run that are not counted: allocators and connections warm up."""
@@ -45,6 +50,9 @@ class Entry:
     candidate: Candidate
     at_cost_of: str = ""
 
+
+COMPARE_FILE = "compare.json"
+"""What strategies promised and gave in short runs before the first step."""
 
 Propose = Callable[[str, PlanningProblem], tuple[Candidate, ...]]
 
@@ -139,3 +147,44 @@ def _median_step_s(reports: Sequence[StepReport]) -> float:
         by_step[report.step] = max(by_step.get(report.step, 0.0), report.step_s)
     counted = [step_s for step, step_s in by_step.items() if step >= WARM_UP_STEPS]
     return median(counted or by_step.values())
+
+
+def compare_once(
+    config: RunConfig,
+    comparing: Comparing,
+    rig: Rig,
+    run: Callable[[Plan, int], tuple[StepReport, ...]],
+    say: Callable[[str], None],
+) -> None:
+    """Measure plans of several strategies on the started workers; once in a run.
+
+    Args:
+        config: The whole file.
+        comparing: Which strategies, and how long.
+        rig: The workers and what they are.
+        run: Runs a plan for so many steps that count for nothing.
+        say: Takes one line on what is being done.
+    """
+    url = storage.join(config.run.run_url, COMPARE_FILE)
+    if storage.exists(url):
+        return
+    speedup = config.emulation.billing_speedup
+    problem = first_problem(
+        rig.cluster,
+        rig.model,
+        config.training,
+        budget_usd_per_s=config.budget.average_per_hour_usd / 3600.0 * speedup,
+        seed=config.run.seed,
+    )
+    say(f"comparing {len(comparing.strategies)} strategies with joint")
+    rows: tuple[Comparison, ...] = measure(
+        entries(problem, comparing.strategies, _propose),
+        run,
+        num_steps=comparing.num_steps,
+        per_hour=3600.0 / speedup,
+    )
+    storage.write_json(url, rows)
+
+
+def _propose(name: str, problem: PlanningProblem) -> tuple[Candidate, ...]:
+    return make_strategy(name).propose(problem, out_of_time=lambda: False)

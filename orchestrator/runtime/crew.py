@@ -12,6 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in t
 
 from orchestrator.config import RunConfig
 from orchestrator.core.durable import CheckpointManifest, CheckpointPart
+from orchestrator.core.evaluation import Evaluated
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Move, Plan
 from orchestrator.errors import LostWorkerError
@@ -53,6 +54,7 @@ class Order:
     end_step: int
     restore: CheckpointManifest | None
     discard: bool
+    evaluated: Evaluated
     run_clock_s: float  # now
     stages: Mapping[str, StageTruth] | None  # of emulated devices
 
@@ -104,11 +106,11 @@ class Crew:
         """Whether exactly the workers that are there are joined with each other."""
         return bool(self._world) and self._world == self.fleet.device_ids
 
-    def get_ready(self) -> int:
+    def get_ready(self) -> TaskInfo:
         """Wait until they are up and have loaded the user's task; whoever is lost is left out.
 
         Returns:
-            Number of samples in the user's dataset.
+            What the task turned out to be.
 
         Raises:
             UserCodeError: If the user's code raises.
@@ -118,7 +120,7 @@ class Crew:
             logger.info("%s: process %s on node %s", device_id, greeting.pid, greeting.ray_node_id)
         infos = self._prepare("load", TaskInfo, each=self._loads())
         self._expect_somebody()
-        return next(iter(infos.values())).dataset_samples
+        return next(iter(infos.values()))
 
     def join(self) -> None:
         """Join those who are there with each other; whoever is lost is left out.
@@ -200,6 +202,7 @@ class Crew:
             restore=order.restore,
             emulation=emulated_stages(order.stages),
             discard=order.discard,
+            evaluated=order.evaluated,
             clock_zero_s=time.monotonic() - order.run_clock_s,
         )
         # Devices of other machines have monotonic clocks of their own: they go by wall time.

@@ -3,12 +3,15 @@
 import logging
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator import storage
+from orchestrator.callbacks import Callbacks, TensorBoardWriter, only
 from orchestrator.config import RunConfig
 from orchestrator.control.persistence import CheckpointStore, RunStore
+from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
 from orchestrator.core.training import Task
 from orchestrator.errors import ConfigError, OrchestratorError
@@ -20,6 +23,9 @@ from orchestrator.runtime.session import ray_session
 from orchestrator.runtime.signals import StopSignals, stay
 
 logger = logging.getLogger(__name__)
+
+TENSORBOARD = "tensorboard"
+"""Folder of a run's TensorBoard files."""
 
 
 def run_job(
@@ -82,6 +88,9 @@ class Result:
     checkpoint: str | None
     """Folder of the newest checkpoint."""
 
+    best_checkpoint: str | None
+    """Folder of that of the best evaluation, where ``training.keep_best`` keeps it."""
+
     error: OrchestratorError | None
     """What ended the run before its time."""
 
@@ -92,14 +101,16 @@ class Result:
 class Trainer:
     """Trains from a script: ``Trainer(task, RunConfig.load("config.yaml")).fit()``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one function each
         self,
         task: Callable[..., Task] | None,
         config: RunConfig,
         *,
-        on_step: Callable[[CommittedStep], None] | None = None,
-        on_slot: Callable[[SlotRecord], None] | None = None,
-        on_event: Callable[[RunEvent], None] | None = None,
+        on_step: Callable[[CommittedStep], object] | None = None,
+        on_slot: Callable[[SlotRecord], object] | None = None,
+        on_event: Callable[[RunEvent], object] | None = None,
+        on_evaluation: Callable[[Evaluation], object] | None = None,
+        callbacks: Sequence[object] = (),
     ) -> None:
         """Take note of what to train.
 
@@ -109,6 +120,10 @@ class Trainer:
             on_step: Called with every committed step.
             on_slot: Called with every slot's record.
             on_event: Called with every event.
+            on_evaluation: Called with every evaluation.
+            callbacks: Objects with some of the methods of ``orchestrator.Callback``.
+
+        Any of them may return ``orchestrator.STOP``.
 
         Raises:
             ConfigError: If workers could not import the task.
@@ -117,7 +132,14 @@ class Trainer:
             training = replace(config.training, task=import_path(task))
             config = config.model_copy(update={"training": training})
         self._config = config
-        self._view = _Callbacks(on_step, on_slot, on_event)
+        functions = {
+            "on_step": on_step,
+            "on_slot": on_slot,
+            "on_event": on_event,
+            "on_evaluation": on_evaluation,
+        }
+        given = (only(name, function) for name, function in functions.items() if function)
+        self._callbacks = (*given, *callbacks)
 
     def fit(self, resume: str = "auto") -> Result:
         """Run to the end and say how it went; errors of the run are in the result.
@@ -135,22 +157,39 @@ class Trainer:
         return self._fit("auto", Comparing(strategies))
 
     def _fit(self, resume: str, comparing: Comparing | None) -> Result:
-        run_url = self._config.run.run_url
+        run_url, view = self._config.run.run_url, with_callbacks(self._config, self._callbacks)
         error: OrchestratorError | None = None
         try:
-            run_job(self._config, resume=resume, view=self._view, comparing=comparing)
+            run_job(self._config, resume=resume, view=view, comparing=comparing)
         except ConfigError:
             raise
         except OrchestratorError as found:
             error = found
+        finally:
+            view.close()
         checkpoints = CheckpointStore(run_url)
-        steps = checkpoints.steps()
+        steps, best = checkpoints.steps(), RunStore(run_url).best_step()
         return Result(
             metrics=RunStore(run_url).read_result() or {},
             checkpoint=checkpoints.url(steps[-1]) if steps else None,
-            error=error,
+            best_checkpoint=checkpoints.url(best) if best in steps and best is not None else None,
+            error=error or view.error,
             path=run_url,
         )
+
+
+def with_callbacks(
+    config: RunConfig, callbacks: Sequence[object], view: View | None = None
+) -> Callbacks:
+    """A view that tells callbacks as well, and TensorBoard where the file wants it.
+
+    Raises:
+        ConfigError: If the package tensorboard is wanted and missing.
+    """
+    if config.metrics.tensorboard:
+        folder = storage.join(config.run.run_url, TENSORBOARD)
+        callbacks = (TensorBoardWriter(folder), *callbacks)
+    return Callbacks(callbacks, view)
 
 
 def import_path(task: Callable[..., Task]) -> str:
@@ -176,39 +215,6 @@ def import_path(task: Callable[..., Task]) -> str:
             "move it to a module, or start the script from its own folder"
         )
     return f"{Path(file).stem}:{name}"
-
-
-class _Callbacks:
-    """The user's functions as a View."""
-
-    def __init__(
-        self,
-        on_step: Callable[[CommittedStep], None] | None,
-        on_slot: Callable[[SlotRecord], None] | None,
-        on_event: Callable[[RunEvent], None] | None,
-    ) -> None:
-        self._on_step, self._on_slot, self._on_event = on_step, on_slot, on_event
-
-    def phase(self, text: str) -> None:
-        """Nobody asked."""
-
-    def step(self, step: CommittedStep) -> None:
-        """A step was committed."""
-        if self._on_step is not None:
-            self._on_step(step)
-
-    def slot(self, record: SlotRecord) -> None:
-        """A slot ended."""
-        if self._on_slot is not None:
-            self._on_slot(record)
-
-    def event(self, event: RunEvent) -> None:
-        """Something happened."""
-        if self._on_event is not None:
-            self._on_event(event)
-
-    def close(self) -> None:
-        """Nothing to take down."""
 
 
 def _run_head(

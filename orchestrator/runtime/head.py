@@ -9,29 +9,28 @@ from typing import Any
 
 import ray
 
-from orchestrator import lines, storage
+from orchestrator import lines
 from orchestrator.config import RunConfig
 from orchestrator.control.books import LoopOptions
 from orchestrator.control.loop import ControlLoop
-from orchestrator.control.persistence import CheckpointStore, RunStore
+from orchestrator.control.persistence import CheckpointStore, RunStore, evaluation_json
 from orchestrator.control.recovery import unbilled_s
 from orchestrator.core.durable import ControlState
+from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import (
-    Candidate,
     CommittedStep,
     Outcome,
-    PlanningProblem,
     RunEvent,
     SlotJournal,
     SlotRecord,
     Usage,
-    first_problem,
 )
 from orchestrator.errors import ConfigError, DamagedCheckpointError, OrchestratorError
 from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.reports.records import slot_json
 from orchestrator.runtime.backend import RayBackend
-from orchestrator.runtime.compare import Comparison, entries, measure
+from orchestrator.runtime.compare import compare_once
+from orchestrator.runtime.evaluations import Evaluations
 from orchestrator.runtime.news import Comparing, Cursor, Feed, HeadNews
 from orchestrator.runtime.processes import head_injector
 from orchestrator.runtime.progress import Meter, RunClock
@@ -41,9 +40,6 @@ from orchestrator.strategies.registry import make_strategy
 from orchestrator.telemetry.exporter import Exporter, RunFacts
 
 logger = logging.getLogger(__name__)
-
-COMPARE_FILE = "compare.json"
-"""What strategies promised and gave in short runs before the first step."""
 
 DISCOVERY_FILE = "prometheus_targets.json"
 """For Prometheus' file_sd_configs: where this run's exporter listens."""
@@ -85,6 +81,10 @@ class Head:
         self._unwritten: list[CommittedStep] = []  # not in their file yet
         self._slots: Feed[SlotRecord] = Feed()
         self._events: Feed[RunEvent] = Feed()
+        self._evaluations: Feed[Evaluation] = Feed()
+        self._judged = Evaluations()
+        self._exporter: Exporter | None = None
+        self._end_reason: str | None = None  # before the last step, and yet finished
         self._stop_reason: str | None = None
         self._backend: RayBackend | None = None
         self._saved: ControlState | None = None
@@ -122,18 +122,26 @@ class Head:
                 self._store.save_state(self._saved)  # no time of writing: nothing is held since
 
     def status(self, cursor: Cursor) -> HeadNews:
-        """What happened since ``cursor``, and forget what was before it; the first is (0, 0, 0)."""
-        steps, slots, events = (
+        """What happened since ``cursor``, and forget what was before it; the first is all 0."""
+        steps, slots, events, evaluations = (
             self._steps.since(cursor[0]),
             self._slots.since(cursor[1]),
             self._events.since(cursor[2]),
+            self._evaluations.since(cursor[3]),
         )
-        moved = (cursor[0] + len(steps), cursor[1] + len(slots), cursor[2] + len(events))
-        return HeadNews(self._phase, steps, slots, events, moved)
+        news = (steps, slots, events, evaluations)
+        at = [position + len(found) for position, found in zip(cursor, news, strict=True)]
+        return HeadNews(self._phase, *news, cursor=(at[0], at[1], at[2], at[3]))
 
     def stop(self, reason: str) -> None:
         """Stop at the next step boundary, after a checkpoint; ``run`` returns then."""
         self._stop_reason = reason
+        if self._backend is not None:
+            self._backend.interrupt()
+
+    def finish(self, reason: str) -> None:
+        """End the run as a finished one at the next step boundary; ``run`` returns then."""
+        self._end_reason = reason
         if self._backend is not None:
             self._backend.interrupt()
 
@@ -179,6 +187,7 @@ class Head:
         self._store.delete_unfinished()
         state, manifest = self._load(), self._checkpoints.latest()
         self._store.rewind_steps(manifest.step if manifest else 0)
+        self._store.rewind_evaluations(manifest.step if manifest else 0)
         next_step = state.next_step if state else 0
         rig = set_up(
             self._config,
@@ -187,17 +196,26 @@ class Head:
             next_step=next_step,
             actors=self._actors,
         )
+        evaluations = Evaluations(
+            self._config.training,
+            num_steps=rig.num_steps,
+            num_samples=rig.evaluation_samples,
+            recorded=self._store.read_evaluations(),
+            tell=self._evaluated,
+        )
+        self._judged, self._end_reason = evaluations, evaluations.end_reason
         self._backend = backend = RayBackend(
             self._config,
             rig,
             meter=self._meter(state, at_once=at_once),
             restore=manifest,
+            evaluations=evaluations,
             on_step=self._commit,
             before_checkpoint=self._write_steps,
         )
         if comparing is not None:
-            self._compare(comparing, rig, backend)
-        exporter = self._export(rig)
+            compare_once(self._config, comparing, rig, backend.measure, self._say)
+        self._exporter = exporter = self._export(rig)
         try:
             self._loop = self._make_loop(rig, backend, assignment, exporter, state)
             self._say("planning")
@@ -219,6 +237,7 @@ class Head:
             self._write_steps()
             if journal.undone_from is not None:
                 self._store.rewind_steps(journal.undone_from)
+                self._store.rewind_evaluations(journal.undone_from)
             self._store.write_journal(replace(journal, steps=()))
             self._events.extend(journal.events)
             exporter.journal(journal)
@@ -243,9 +262,11 @@ class Head:
         gc.freeze()  # else every collection of a search walks all that torch, Ray and CVXPY hold
         started_cpu_s = time.process_time()
         try:
-            while loop.outcome is None and self._stop_reason is None:
+            while loop.outcome is None and self._stop_reason is None and self._end_reason is None:
                 loop.tick()
-            if loop.outcome is None:
+            if loop.outcome is None and self._end_reason is not None:
+                loop.end("finished", self._end_reason)
+            elif loop.outcome is None:
                 loop.end("stopped", str(self._stop_reason))
         finally:
             cpu_s = time.process_time() - started_cpu_s
@@ -308,29 +329,6 @@ class Head:
             seed=config.run.seed,
         )
 
-    def _compare(self, comparing: Comparing, rig: Rig, backend: RayBackend) -> None:
-        """Measure plans of several strategies on the started workers; once in a run."""
-        url = self._store.url(COMPARE_FILE)
-        if storage.exists(url):
-            return
-        config = self._config
-        speedup = config.emulation.billing_speedup
-        problem = first_problem(
-            rig.cluster,
-            rig.model,
-            config.training,
-            budget_usd_per_s=config.budget.average_per_hour_usd / 3600.0 * speedup,
-            seed=config.run.seed,
-        )
-        self._say(f"comparing {len(comparing.strategies)} strategies with joint")
-        rows: tuple[Comparison, ...] = measure(
-            entries(problem, comparing.strategies, _propose),
-            backend.measure,
-            num_steps=comparing.num_steps,
-            per_hour=3600.0 / speedup,
-        )
-        storage.write_json(url, rows)
-
     def _say(self, phase: str) -> None:
         if self._stop_reason is not None:
             raise _StoppedEarlyError
@@ -344,6 +342,16 @@ class Head:
     def _commit(self, step: CommittedStep) -> None:
         self._unwritten.append(step)
         self._steps.append(step)
+
+    def _evaluated(self, evaluation: Evaluation) -> None:
+        """Write an evaluation down, show it, and end the run if it has come to that."""
+        self._write_steps()
+        self._store.write_evaluation(evaluation)
+        self._evaluations.append(evaluation)
+        if self._exporter is not None:
+            self._exporter.evaluation(evaluation)
+        if reason := self._judged.end_reason:
+            self.finish(reason)
 
     def _write_steps(self) -> None:
         """Write the steps that are not in their file yet, each once.
@@ -360,6 +368,7 @@ class Head:
     def _write_result(self, status: str, reason: str, *, resumable: bool) -> None:
         state, last = self._load(), self._slots.last
         billed_h = last.time_s / 3600.0 if last else 0.0
+        newest, best = self._judged.whole[-1:], self._judged.best
         self._store.write_result(
             {
                 "status": status,
@@ -369,6 +378,8 @@ class Head:
                 "steps": state.next_step if state else 0,
                 "samples": state.samples_committed if state else 0,
                 "final_loss": self._steps.last.loss if self._steps.last else None,
+                "evaluation": evaluation_json(newest[0]) if newest else None,
+                "best_evaluation": evaluation_json(best) if best else None,
                 "spent_usd": state.spent_usd if state else 0.0,
                 "average_per_hour_usd": last.spent_usd / billed_h if last and billed_h else None,
                 "budget_per_hour_usd": self._config.budget.average_per_hour_usd,
@@ -378,7 +389,3 @@ class Head:
                 "versions": {name: version(name) for name in ("lyray", "ray", "torch")},
             }
         )
-
-
-def _propose(name: str, problem: PlanningProblem) -> tuple[Candidate, ...]:
-    return make_strategy(name).propose(problem, out_of_time=lambda: False)

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.callbacks import Callbacks
 from orchestrator.config import RunConfig
 from orchestrator.core.slot import Outcome
 from orchestrator.errors import OrchestratorError, as_told
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 NEWS_S = 0.5
 """Between two questions to the head."""
 
-NO_CURSOR: Cursor = (0, 0, 0)
+NO_CURSOR: Cursor = (0, 0, 0, 0)
 
 
 class HeadActor:
@@ -50,6 +51,10 @@ class HeadActor:
     def stop(self, reason: str) -> None:
         """See ``Head.stop``."""
         self._head.stop(reason)
+
+    def finish(self, reason: str) -> None:
+        """See ``Head.finish``."""
+        self._head.finish(reason)
 
     def pid(self) -> int:
         """The process, which runs where the job does."""
@@ -102,9 +107,13 @@ def live(
         watchdog = Watchdog(head, config.failure.timeouts.start_s)
         running = head.run.remote(comparing, at_once=at_once)
         signals.stop_with(head.stop.remote)
+        if isinstance(view, Callbacks):
+            view.end_with(head.finish.remote, head.stop.remote)
         return follow(head, running, view, signals, watchdog)
     finally:
         signals.stop_with(None)
+        if isinstance(view, Callbacks):
+            view.end_with(None, None)
         ray.kill(head)
 
 
@@ -189,6 +198,8 @@ def tell(news: HeadNews, view: View | None) -> Cursor:
         view.phase(news.phase)
         for step in news.steps:
             view.step(step)
+        for evaluation in news.evaluations:
+            view.evaluation(evaluation)
         for event in news.events:
             view.event(event)
         for record in news.slots:

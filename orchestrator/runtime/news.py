@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, RunEvent, SlotRecord
 
-Cursor = tuple[int, int, int]
+Cursor = tuple[int, int, int, int]
 
 Item = TypeVar("Item")
 
@@ -57,6 +58,7 @@ class HeadNews:
     steps: tuple[CommittedStep, ...]
     slots: tuple[SlotRecord, ...]
     events: tuple[RunEvent, ...]
+    evaluations: tuple[Evaluation, ...]
     cursor: Cursor
 
 

@@ -29,6 +29,7 @@ def worker_spec(config: RunConfig, place: Place, working_dir: str) -> WorkerSpec
         seed=config.run.seed,
         run_url=config.run.run_url,
         timeout_s=config.failure.timeouts.receive_s,
+        evaluation_s=config.failure.timeouts.checkpoint_s,
         working_dir=working_dir,
         device="cuda" if place.num_gpus else "cpu",
         faults=_process_faults(config, place.device_id),

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from orchestrator.core.durable import CheckpointFile, CheckpointPart
 from orchestrator.core.slot import StepReport, Usage
+from orchestrator.runtime.evaluations import Evaluations
 from orchestrator.telemetry.trends import WINDOW_STEPS
 
 
@@ -18,8 +19,10 @@ class Progress:
     holds half a step, however the reports of unlike devices arrive.
     """
 
-    def __init__(self, next_step: int) -> None:
+    def __init__(self, next_step: int, evaluations: Evaluations | None = None) -> None:
+        """``evaluations``: of the run, where there are any."""
         self.next_step = next_step
+        self.evaluations = evaluations or Evaluations()
         self._devices: frozenset[str] = frozenset()
         self._generation = -1
         self._reports: dict[int, dict[str, StepReport]] = {}
@@ -32,9 +35,15 @@ class Progress:
         self._unwritten: dict[tuple[int, int], str] = {}  # these two by generation and step
         self._last_checkpoint = (-1, -1)  # that is whole, or was given up
 
+    @property
+    def owes_evaluation(self) -> bool:
+        """Whether something of an evaluation comes before the next step."""
+        return self.evaluations.owes(self.next_step)
+
     def expect(self, device_ids: Iterable[str], generation: int) -> None:
         """From now on the steps of these devices, under this generation, count."""
         self._devices, self._generation = frozenset(device_ids), generation
+        self.evaluations.expect(self._devices, generation)
         self._reports.clear()
         self.recent_s.clear()
         # After a rewind the same plan may go on: its checkpoints from here on count again.
@@ -68,6 +77,7 @@ class Progress:
     def rewind(self, next_step: int) -> None:
         """Go on with ``next_step``: later steps, and checkpoints under way, are undone."""
         self.next_step = next_step
+        self.evaluations.rewind(next_step)
         self._reports.clear()
         self._files.clear()
         self._last_checkpoint = (self._generation, sys.maxsize)  # a late part must not count

@@ -27,3 +27,6 @@ class Rig:
     num_steps: int
     num_samples: int
     """Of the whole run; only the last step may be short."""
+
+    evaluation_samples: int = 0
+    """Of the evaluation dataset; 0 where none is evaluated."""

@@ -116,11 +116,11 @@ def set_up(
         host="127.0.0.1" if emulated else _ray.util.get_node_ip_address(),
         actors=actors,
     )
-    dataset_samples = crew.get_ready()
+    task = crew.get_ready()
     say("measuring the model")
     measured = _measured(config, crew, found.options)
     crew.join()
-    num_samples = config.training.num_samples(dataset_samples)
+    num_samples = config.training.num_samples(task.dataset_samples)
     everything, model = run_figures(
         found.options,
         config.emulation,
@@ -153,6 +153,7 @@ def set_up(
         truth=truth if emulated else None,
         num_steps=math.ceil(num_samples / config.training.global_batch),
         num_samples=num_samples,
+        evaluation_samples=task.evaluation_samples,
     )
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from orchestrator.control.recovery import Timeouts
+from orchestrator.core.evaluation import Evaluated
 from orchestrator.core.slot import ClusterEvent, WorkerFailed
 from orchestrator.runtime.actors import News
 from orchestrator.runtime.fleet import SILENT_S, Fleet
@@ -29,21 +30,21 @@ class Watch:
         timeouts: Timeouts,
         *,
         slot_s: float,
-        next_step: int,
+        progress: Progress,
         last_step: int,
         silent_s: float = SILENT_S,
     ) -> None:
-        """Take charge of workers that stand before ``next_step``.
+        """Take charge of workers.
 
         Args:
             fleet: The workers.
             timeouts: How long silence and slowness are borne.
             slot_s: Length of a slot, from which that of a window follows.
-            next_step: Where the workers stand.
+            progress: Where the workers stand.
             last_step: Where they stop for good.
             silent_s: After a first failure, how long the others may be silent.
         """
-        self.progress = Progress(next_step)
+        self.progress = progress
         self.running: set[str] = set()
         self.holding = False
         self.step_s = 0.0  # predicted; how many steps a window has follows from it
@@ -63,8 +64,12 @@ class Watch:
 
     @property
     def finished(self) -> bool:
-        """Whether every step has been done."""
-        return self.progress.next_step >= self.last_step
+        """Whether every step has been done, and evaluated where that is due."""
+        return self.progress.next_step >= self.last_step and not self.progress.owes_evaluation
+
+    @property
+    def _reached(self) -> tuple[int, Evaluated]:
+        return self.progress.next_step, self.progress.evaluations.done
 
     @property
     def reach(self) -> int:
@@ -80,7 +85,9 @@ class Watch:
     @property
     def _borne_s(self) -> float:
         """How long workers may still wait for each other, whatever they were told last."""
-        return max(self._had_s, self._told_s, self.patience_s)
+        step_s = max(self._had_s, self._told_s, self.patience_s)
+        longer_s = self._timeouts.checkpoint_s if self.progress.owes_evaluation else 0.0
+        return step_s + longer_s
 
     def go(self, device_ids: Sequence[str]) -> None:
         """Let these workers run on; nothing happens while they do or when nothing is left."""
@@ -102,12 +109,12 @@ class Watch:
     def pump(self, timeout_s: float) -> None:
         """Hear the workers for a while, and move the window's end along while they run."""
         heard, losses = self._fleet.gather(timeout_s)
-        before = self.progress.next_step
+        before = self._reached
         for device_id, news in heard:
             self._take(device_id, news)
         for loss in losses:
             self._lose(loss)
-        if self.progress.next_step > before:
+        if self._reached != before:
             self._moved_s, self._had_s = time.monotonic(), self._told_s
         remaining = self._window_end - self.progress.next_step
         patience_s = self.patience_s
@@ -193,6 +200,8 @@ class Watch:
     def _take(self, device_id: str, news: News) -> None:
         for report in news.reports:
             self.progress.report(report)
+        for done in news.rounds:
+            self.progress.evaluations.take(done)
         for part in news.parts:
             self.progress.part(part)
         if news.failure is not None:

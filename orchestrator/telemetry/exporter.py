@@ -11,6 +11,7 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from orchestrator import storage
+from orchestrator.core.evaluation import LOSS, Evaluation
 from orchestrator.core.slot import PHASES, SlotJournal, SlotRecord, StepReport
 from orchestrator.errors import ConfigError
 from orchestrator.telemetry.metrics import METRICS, PREFIX, reason_label
@@ -114,6 +115,15 @@ class Exporter:
             elif event.kind in ("alarm", "warning"):
                 self._count("warnings_total", 1, reason_label(event.detail))
         self._show_phases(journal.reports)
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Show the newest evaluation."""
+        values = {LOSS: evaluation.loss, **evaluation.metrics}
+        self._set_all("evaluation", {(k,): v for k, v in values.items() if v is not None})
+        self._set("evaluation_step", evaluation.step)
+        if evaluation.best:
+            self._set("best_evaluation_step", evaluation.step)
+        self._observe("evaluation_duration_seconds", evaluation.eval_s)
 
     def slot(self, record: SlotRecord) -> None:
         """Show the newest slot."""

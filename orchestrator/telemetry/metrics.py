@@ -17,6 +17,9 @@ class MetricsOptions:
     host: str = "127.0.0.1"
     """Address it listens on."""
 
+    tensorboard: bool = False
+    """Scalars for TensorBoard in the folder ``tensorboard`` of the run."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port is {self.port}; write 0 (any free port) to 65535")
@@ -42,6 +45,12 @@ METRICS: Mapping[str, Metric] = {
     "samples_total": Metric("counter", "Committed samples."),
     "steps_discarded_total": Metric("counter", "Steps without an update.", ("reason",)),
     "loss": Metric("gauge", "Loss of the newest step, mean over its weights."),
+    "evaluation": Metric("gauge", "Newest evaluation: its loss and metrics.", ("metric",)),
+    "evaluation_step": Metric("gauge", "Updates that the model had at the newest evaluation."),
+    "best_evaluation_step": Metric("gauge", "The same of the best evaluation so far."),
+    "evaluation_duration_seconds": Metric(
+        "histogram", "Length of an evaluation.", buckets=_SECONDS
+    ),
     "grad_norm": Metric("gauge", "Norm of the newest step's gradient, before clipping."),
     "learning_rate": Metric("gauge", "Learning rate of the newest step."),
     "step_duration_seconds": Metric("histogram", "Length of a step.", buckets=_SECONDS),

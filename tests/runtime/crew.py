@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.cluster import Device, Offer
 from orchestrator.core.durable import CheckpointFile, CheckpointPart
+from orchestrator.core.evaluation import RoundReport
 from orchestrator.core.slot import StepReport, WorkerFailed
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.crew import Boundary, Order
@@ -16,6 +17,7 @@ from orchestrator.runtime.watch import Watch
 @dataclass(frozen=True)
 class Said:
     reports: tuple[StepReport, ...] = ()
+    rounds: tuple[RoundReport, ...] = ()
     parts: tuple[CheckpointPart, ...] = ()
     failure: WorkerFailed | None = None
     ended_before: int | None = None

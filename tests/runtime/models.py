@@ -483,7 +483,7 @@ class Jittery(Rows):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         torch.rand(3)
-        np.random.rand()
+        np.random.rand()  # noqa: NPY002 - that is what it does
         random.random()
         return super().__getitem__(index)
 

@@ -1,6 +1,7 @@
 """Evaluation on a plan equals that of one process, and training does not notice it."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +127,14 @@ def test_the_virtual_clock_pays_forwards_and_no_step_is_longer_for_it(
     fleet: Fleet, tmp_path: Path
 ) -> None:
     link = (0.0, 1e15)
-    stage = EmulatedStage({n: (0.004, 0.008) for n in (1, 2, 3)}, link, link, step_end_s=0.01)
+    stage = EmulatedStage(dict.fromkeys((1, 2, 3), (0.004, 0.008)), link, link, step_end_s=0.01)
     items = run(fleet, spec_of(tmp_path), CHAIN, emulation=dict.fromkeys("abc", stage))
     # 3 microbatches over 3 stages: 5 forwards, nothing for sums or the update
     rounds = [i for i in items if isinstance(i, RoundReport) and i.index == 0]
     assert [r.round_s for r in rounds] == pytest.approx([5 * 0.004] * 9, abs=1e-9)
     steps = [i for i in items if isinstance(i, StepReport) and i.device_id == "a"]
     assert [s.step_s for s in steps] == pytest.approx([5 * 0.012 + 0.01] * 10, abs=1e-9)
-    apart_s = {b.step: b.started_s - a.ended_s for a, b in zip(steps, steps[1:], strict=False)}
+    apart_s = {b.step: b.started_s - a.ended_s for a, b in pairwise(steps)}
     taken_s = sum(r.round_s for r in items if isinstance(r, RoundReport) and r.step == 4) / 3
     assert apart_s[4] == pytest.approx(taken_s, abs=1e-9)
     assert apart_s[5] == pytest.approx(0.0, abs=1e-9)

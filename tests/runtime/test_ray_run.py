@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config import RunConfig
+from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
 from orchestrator.core.training import Task
 from orchestrator.errors import ConfigError, LostWorkerError, UserCodeError
@@ -74,6 +75,8 @@ class Watcher:
 
     def slot(self, record: SlotRecord) -> None:
         self.slots.append(record)
+
+    def evaluation(self, evaluation: Evaluation) -> None: ...
 
     def event(self, event: RunEvent) -> None:
         self.events.append(event)

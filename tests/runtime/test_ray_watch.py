@@ -9,7 +9,9 @@ import pytest
 
 from orchestrator.control.recovery import Timeouts
 from orchestrator.core.durable import CheckpointFile
+from orchestrator.core.evaluation import RoundReport
 from orchestrator.core.slot import DeviceLost, StepReport, WorkerFailed
+from orchestrator.runtime.progress import Progress
 from orchestrator.runtime.trouble import Loss
 from orchestrator.runtime.watch import Watch
 
@@ -24,6 +26,7 @@ BOTH = ("a-0", "b-0")
 @dataclass(frozen=True)
 class Said:
     reports: tuple[StepReport, ...] = ()
+    rounds: tuple[RoundReport, ...] = ()
     parts: tuple[tuple[int, tuple[CheckpointFile, ...]], ...] = ()
     failure: WorkerFailed | None = None
     ended_before: int | None = None
@@ -72,7 +75,7 @@ def watch_of(fleet: FakeFleet, timeouts: Timeouts = PATIENT) -> Watch:
         cast("Fleet", fleet),
         timeouts,
         slot_s=4.0,
-        next_step=0,
+        progress=Progress(0),
         last_step=20,
         silent_s=0.1,
     )

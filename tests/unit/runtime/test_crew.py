@@ -152,7 +152,7 @@ def test_whoever_is_lost_before_the_first_step_is_left_out(
 ) -> None:
     found = crew_of(tmp_path, monkeypatch)
     cast("Roster", found.fleet).dies_in = {phase: "a-0"}
-    assert found.get_ready() == 8
+    assert found.get_ready().dataset_samples == 8
     found.join()
     assert found.is_joined
     assert found.fleet.device_ids == ("b-0",)

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.builders import make_device, make_group, make_plan
 from orchestrator.core.durable import LedgerEntry
+from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import (
     CommittedStep,
     Rates,
@@ -29,11 +30,12 @@ UNITS = ("_seconds", "_bytes", "_ratio", "_usd", "_per_second", "_per_hour", "_p
 COUNTS_AND_STATES = {
     "loss", "grad_norm", "learning_rate", "devices", "device_straggler", "worker_up", "generation",
     "groups", "stages", "num_microbatches", "plan_info", "penalty_weight", "lease_samples",
-    "build_info",
+    "build_info", "evaluation", "evaluation_step", "best_evaluation_step",
 }  # fmt: skip
 BOUNDED_LABELS = {
     "group", "phase", "device", "kind", "pool", "state", "zone", "reason", "decision", "schedule",
-    "strategy", "status", "version", "of", "where", "source"}  # fmt: skip
+    "strategy", "status", "version", "of", "where", "source",
+    "metric"}  # fmt: skip
 FACTS = RunFacts(
     strategy="joint", budget_usd_per_hour=4.0, budget_usd=8.0, zone_of_pool={"gpu": "z1"},
     num_samples=1000,
@@ -158,6 +160,7 @@ def test_no_metric_is_declared_and_never_shown(exporter: Exporter) -> None:
     """kuberay#1493: panels stay empty."""
     exporter.journal(make_journal())
     exporter.slot(make_record())
+    exporter.evaluation(Evaluation(40, 2, 64, 0.5, {"accuracy": 0.9}, eval_s=2.0, best=True))
     page = scrape(exporter)
     for name in METRICS:
         assert any(

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,15 @@ WINDOW = 12
 MAX_UNITS = 128
 
 MEND = "pass a layer list, or say in Task.blocks how the model runs in parts"
+
+_RANDOM_IN_TRAINING = {  # operation: which argument says so, and what it is in evaluation
+    "aten.dropout.default": (2, False),
+    "aten.feature_dropout.default": (2, False),
+    "aten.alpha_dropout.default": (2, False),
+    "aten.feature_alpha_dropout.default": (2, False),
+    "aten.rrelu.default": (3, False),
+    "aten.scaled_dot_product_attention.default": (4, 0.0),
+}
 
 _CHECKS = "aten._assert_"
 """What the export assumed: types differ under autocast."""
@@ -58,7 +67,8 @@ def cut_graph(model: nn.Module, value: Any) -> dict[str, Unit]:
     belongings, units = Belongings(model), dict[str, Unit]()
     for first, end in itertools.pairwise(bounds):
         part = story.nodes[first:end]
-        unit = Unit(story.part(first, end, exported.call_spec.out_spec), _looks(part))
+        ran = story.part(first, end, exported.call_spec.out_spec)
+        unit = Unit(ran, _looks(part), ran.at_rest)
         belongings.hand(unit, Uses(tensors={id(story.attribute(n)) for n in attributes_of(part)}))
         units[_name(part, units)] = unit
     belongings.hand_rest(unit)
@@ -121,6 +131,16 @@ class _Part:
             value = {key: value[key] for key in self.keys} if self.keys else value
             made = self.graph(*border.leaves(_arguments(value)))
         return made if self.out_spec is None else self.out_spec.unflatten(made)
+
+    def at_rest(self) -> "_Part":
+        """The same in evaluation: what the export saw was training."""
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(self.graph.graph, {}))
+        for node in graph.nodes:
+            index, value = _RANDOM_IN_TRAINING.get(str(node.target), (len(node.args), None))
+            if index < len(node.args):
+                node.update_arg(index, value)
+        return replace(self, graph=fx.GraphModule(self.graph, graph))
 
 
 class _Story:

@@ -20,17 +20,27 @@ class Unit(nn.Module):
     Args:
         run: Maps what the unit before returned to what the next one takes.
         looks: Equal for units that take the same time.
+        at_rest: Makes what runs in evaluation mode; absent: ``run`` looks at modes itself.
     """
 
-    def __init__(self, run: Callable[[Any], Any], looks: str) -> None:
+    def __init__(
+        self,
+        run: Callable[[Any], Any],
+        looks: str,
+        at_rest: Callable[[], Callable[[Any], Any]] | None = None,
+    ) -> None:
         super().__init__()
         # A module would become a part of this one, under a name that is not the model's.
         self._run = run.__call__ if isinstance(run, nn.Module) else run
-        self._looks = looks
+        self._looks, self._make_rest = looks, at_rest
+        self._rest: Callable[[Any], Any] | None = None
 
     def forward(self, value: Any) -> Any:
         """Run the function."""
-        return self._run(value)
+        if self.training or self._make_rest is None:
+            return self._run(value)
+        self._rest = self._rest or self._make_rest()
+        return self._rest(value)
 
     def hold(self, name: str, part: nn.Module | Tensor, *, persistent: bool = True) -> None:
         """Hold what the model has under this name; ``persistent``: a buffer's."""

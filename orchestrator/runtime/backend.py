@@ -56,7 +56,7 @@ class RayBackend:
             rig: Workers that are loaded and connected.
             meter: Its clock runs from the first decision on.
             restore: The checkpoint to go on from.
-            evaluations: Of the run, where there are any.
+            evaluations: Of the run; None: there are none.
             on_step: Told of every step as soon as all workers have reported it; the loop's
                 own account follows at the end of the slot.
             before_checkpoint: Called before a checkpoint starts to exist, after ``on_step`` has
@@ -64,9 +64,8 @@ class RayBackend:
         """
         self._config, self._rig = config, rig
         self._crew, self._fleet = rig.crew, rig.crew.fleet
-        self._restore, self._meter = restore, meter
+        self._restore, self._meter, self._evaluations = restore, meter, evaluations or Evaluations()
         self._on_step, self._before_checkpoint = on_step, before_checkpoint
-        self._evaluations = evaluations or Evaluations()
         self._timeouts = config.failure.timeouts
         self._checkpoints = Checkpoints(
             config,
@@ -282,11 +281,7 @@ class RayBackend:
         return any(leaving.issuperset(devices) for devices in self._holders.values())
 
     def _secure(self) -> bool:
-        """Write all layers at the boundary where all stand, unless they are written already.
-
-        Returns:
-            False when something happened on the way, which is then in the next observation.
-        """
+        """Write all layers where all stand, unless that is done; False as ``_stand``."""
         step = self._watch.progress.next_step
         while self._holders and self._checkpoints.newest_step != step:
             parts = self._crew.save(self._watch, step, self._holders)

@@ -488,8 +488,39 @@ class Jittery(Rows):
         return super().__getitem__(index)
 
 
-def judged(num_layers: int = 4, width: int = 8, num_eval: int = 21, raises: bool = False) -> Task:
-    """Residual layers with dropout, an evaluation dataset of its own, and a metric."""
+class Whole(nn.Module):
+    """As one module: an embedding, blocks and a head, with dropout of every kind between them."""
+
+    def __init__(self, num_layers: int, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.blocks = nn.ModuleList([Block(width, dropout=0.3) for _ in range(num_layers - 2)])
+        self.last = nn.Linear(width, width)
+        self.alpha = nn.AlphaDropout(0.2)
+
+    def embed(self, x: Tensor) -> Tensor:
+        return functional.dropout(self.first(x), 0.2, self.training)  # of the whole model's mode
+
+    def head(self, x: Tensor) -> Tensor:
+        q = x.view(-1, 1, 2, x.shape[1] // 2)
+        rate = 0.2 if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(q, q, q, dropout_p=rate)
+        return self.alpha(self.last(x + mixed.reshape(x.shape)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def judged(
+    num_layers: int = 4, width: int = 8, num_eval: int = 21, raises: bool = False, form: str = ""
+) -> Task:
+    """Residual layers with dropout, an evaluation dataset of its own, and a metric.
+
+    ``form``: ``blocks`` or ``whole`` for a model as one module.
+    """
 
     def metrics(output: Tensor, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
         if raises:
@@ -497,8 +528,11 @@ def judged(num_layers: int = 4, width: int = 8, num_eval: int = 21, raises: bool
         near = ((output - batch[1]).abs().mean(1) < 1.5).sum()
         return {"near": (near, len(batch[1]))}
 
+    model = Whole(num_layers, width)
+    blocks = Blocks(embed=model.embed, block=lambda i, x: model.blocks[i](x), head=model.head)
     return Task(
-        layers=[Moody(width) for _ in range(num_layers)],
+        layers=model if form else [Moody(width) for _ in range(num_layers)],
+        blocks=blocks if form == "blocks" else None,
         loss=squares,
         dataset=Rows(64, width),
         eval_dataset=Jittery(num_eval, width),

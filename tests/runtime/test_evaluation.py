@@ -1,6 +1,7 @@
 """Evaluation on a plan equals that of one process, and training does not notice it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from benchmarks.fleet import Fleet, make_plan
 from orchestrator.core.evaluation import Evaluated, RoundReport
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import StepReport
+from orchestrator.core.training import Task
 from tests.runtime.harness import make_spec
-from tests.runtime.reference import train_alone
+from tests.runtime.reference import saved_parameters, train_alone
 from workers.emulation import EmulatedStage
-from workers.splitting import load_task
+from workers.splitting import load_task, split
 from workers.worker import WorkerSpec
 
 NUM_EVAL = 21  # in rounds of 8: the last one leaves the second group of most plans nothing
@@ -61,14 +63,17 @@ def sums(items: list[Any], step: int) -> dict[str, float]:
 
 
 def evaluated_alone(spec: WorkerSpec, step: int) -> dict[str, float]:
-    """The same by one process: torch's own way to evaluate a model."""
+    """The same by one process, which trains first."""
     layers, _ = train_alone(spec, step)
-    task = load_task(spec.task, spec.task_args, spec.seed)
-    model = nn.Sequential(*layers).eval()
+    return judged(nn.Sequential(*layers), load_task(spec.task, spec.task_args, spec.seed))
+
+
+def judged(model: nn.Module, task: Task) -> dict[str, float]:
+    """Loss and metric of a model: torch's own way to evaluate it."""
     with torch.no_grad():
         data = [task.eval_dataset[i] for i in range(len(task.eval_dataset))]
         x, y = (torch.stack(column) for column in zip(*data, strict=True))
-        output = model(x)
+        output = model.eval()(x)
         loss, weight = task.loss(output, (x, y))
         near, count = task.metrics(output, (x, y))["near"]
     return {"loss": float(loss) / weight, "near": float(near) / count}
@@ -89,6 +94,28 @@ def test_an_evaluation_is_that_of_one_process_whatever_the_plan(
         (index, device) for index in range(3) for device in "abc"
     ]
     assert sum(r.weight_sum for r in rounds) == NUM_EVAL
+
+
+@pytest.mark.parametrize("form", ["blocks", "whole"])
+def test_dropout_is_off_in_every_part_of_a_whole_model_and_on_again_behind_it(
+    fleet: Fleet, tmp_path: Path, form: str
+) -> None:
+    spec = spec_of(tmp_path, task_args={"form": form}, optimizer={"name": "sgd", "lr": 0.001})
+    task = load_task(spec.task, spec.task_args, spec.seed)
+    num_layers = len(split(task).layers)
+    plan = make_plan([([("a", 1), ("b", num_layers - 1)], (3, 3)), ([("c", num_layers)], (2,))])
+    told = {}
+    for every in (None, 4):
+        items = run(
+            fleet, replace(spec, options=replace(spec.options, eval_every_steps=every)), plan
+        )
+        told[every] = {i.step: i.loss for i in items if isinstance(i, StepReport)}
+    assert told[4] == told[None]
+    fleet.save(10, num_layers=num_layers)
+    for tensors in saved_parameters(spec.run_url, 10, num_layers):
+        for name, value in tensors.items():
+            task.layers.get_parameter(name).data.copy_(value)
+    assert sums(items, 10) == pytest.approx(judged(task.layers, task), rel=1e-5)
 
 
 @pytest.mark.parametrize("plan", [CHAIN, UNEVEN], ids=["chain", "uneven"])

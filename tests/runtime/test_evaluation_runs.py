@@ -1,6 +1,5 @@
 """Whole runs on forked workers that evaluate: exact, recorded once, and through every fault."""
 
-import json
 from pathlib import Path
 from typing import Any
 

@@ -221,7 +221,7 @@ def test_all_waits_of_a_step_end_with_it_and_who_was_slow_itself_still_grants_a_
         waits["sum"] = patience_s
         now_s[0] += 8.0
 
-    def vote(ballot: object, under_way: object, patience_s: float) -> Verdict:
+    def vote(ballot: object, patience_s: float, under_way: object) -> Verdict:
         waits["vote"] = patience_s
         return Verdict(1.0, 8.0, 1.0, finite=True, hold=False, end_step=9, end_s=0.0)
 

@@ -44,7 +44,12 @@ OVERVIEW = (
             "predicted": f"lyray_predicted_samples_per_second{RUN}",
         },
     ),
-    Panel("Loss", "none", {"loss": f"lyray_loss{RUN}"}),
+    Panel(
+        "Loss",
+        "none",
+        {"loss": f"lyray_loss{RUN}", "evaluation: {{metric}}": f"lyray_evaluation{RUN}"},
+        "Of the newest step, and what the newest evaluation found.",
+    ),
     Panel(
         "Cost per hour",
         "currencyUSD",

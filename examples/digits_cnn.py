@@ -56,6 +56,12 @@ def class_loss(scores: Tensor, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, in
     return functional.cross_entropy(scores, classes, reduction="sum"), len(classes)
 
 
+def hits(scores: Tensor, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
+    """How many images are told right, and of how many: ``accuracy`` of an evaluation."""
+    classes = batch[1]
+    return {"accuracy": ((scores.argmax(1) == classes).sum(), len(classes))}
+
+
 def task(num_blocks: int = 4, width: int = 16, dropout: float = 0.1) -> Task:
     """A stem, ``num_blocks`` residual blocks and a head over the digits."""
     if width % 4:
@@ -71,4 +77,5 @@ def task(num_blocks: int = 4, width: int = 16, dropout: float = 0.1) -> Task:
         loss=class_loss,
         dataset=TensorDataset(*images[:split]),
         eval_dataset=TensorDataset(*images[split:]),
+        metrics=hits,
     )

@@ -309,11 +309,11 @@ def step_json(step: CommittedStep) -> dict[str, object]:
     }
 
 
-def evaluation_json(evaluation: Evaluation) -> dict[str, object]:
+def evaluation_json(evaluation: Evaluation) -> storage.Json:
     """One line of ``evaluations.jsonl``."""
     metrics = {name: storage.finite(value) for name, value in evaluation.metrics.items()}
     shown = replace(evaluation, loss=storage.finite(evaluation.loss), metrics=metrics)
-    return _object(storage.to_json(shown))
+    return storage.to_json(shown)
 
 
 def _plain(row: LedgerEntry | RunEvent) -> object:

@@ -93,8 +93,12 @@ def _titled(title: str, count: int, which: str = "last") -> str:
 
 def _loss_chart(found: RunFound) -> str:
     points = tuple((float(step), loss) for step, loss in found.losses)
+    series = [Series("loss", _thinned(points))]
+    judged = tuple((float(e.step), e.loss) for e in found.evaluations if e.loss is not None)
+    if judged:
+        series.append(Series("evaluation", _thinned(judged)))
     return line_chart(
-        [Series("loss", _thinned(points))], x_title="step", y_title="loss",
+        series, x_title="step", y_title="loss",
         label="loss over steps",
     )  # fmt: skip
 

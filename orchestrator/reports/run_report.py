@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from orchestrator import storage
-from orchestrator.control.persistence import RunStore
+from orchestrator.control.persistence import RunStore, evaluation_json
 from orchestrator.core.durable import LedgerEntry
+from orchestrator.core.evaluation import Evaluation
 from orchestrator.errors import ConfigError
 from orchestrator.reports.device_times import DeviceTimes, device_times
 from orchestrator.reports.rows import Row, SlotRow, int_of, number_of, slot_row
@@ -56,6 +57,7 @@ class RunFound:
     reason: str
     slots: tuple[SlotRow, ...]
     steps: tuple[Row, ...]
+    evaluations: tuple[Evaluation, ...] = ()
     ledger: tuple[LedgerEntry, ...]
     events: tuple[Row, ...]
     comparisons: tuple[Row, ...]
@@ -66,6 +68,11 @@ class RunFound:
         return tuple(
             (int_of(s, "step"), v) for s in self.steps if (v := number_of(s, "loss")) is not None
         )
+
+    @property
+    def best_evaluation(self) -> Evaluation | None:
+        """The best one so far."""
+        return next((e for e in reversed(self.evaluations) if e.best), None)
 
     @property
     def first_loss(self) -> float | None:
@@ -227,6 +234,7 @@ def read_run(run_dir: str) -> RunFound:
         reason=str(result.get("reason", "")) if result else "there is no result.json yet",
         slots=tuple(map(slot_row, store.read("slots"))),
         steps=store.read("steps"),
+        evaluations=store.read_evaluations(),
         ledger=store.read_ledger(),
         events=store.read("events"),
         comparisons=_comparisons(store),
@@ -278,6 +286,7 @@ def report_data(
         "samples": found.num_samples,
         "first_loss": found.first_loss,
         "last_loss": found.last_loss,
+        "evaluations": [evaluation_json(e) for e in found.evaluations],
         "step_s": found.step_s,
         "prediction_error_ratio": found.error_ratio,
         "late_ratio": found.late_ratio,

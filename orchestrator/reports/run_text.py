@@ -8,7 +8,7 @@ from rich.text import Text
 
 from orchestrator.reports import figures
 from orchestrator.reports.device_times import DEVICE_HEAD, device_cells
-from orchestrator.reports.records import plan_words
+from orchestrator.reports.records import evaluation_text, plan_words
 from orchestrator.reports.rows import number_of
 from orchestrator.reports.run_report import LOSS_WINDOW, PlanSpan, RunFound
 from orchestrator.reports.tables import worth_table
@@ -41,6 +41,7 @@ def head_figures(found: RunFound) -> Mapping[str, str]:
     shown = {
         "steps": f"{found.num_steps:,} ({found.num_samples:,} samples)",
         "loss": loss_text(found),
+        **_judged(found),
         "step time": f"{figures.seconds(found.step_s)} (median)",
         "off its prediction": f"{figures.percent(found.error_ratio)} (median over slots)",
         "spent": (
@@ -63,6 +64,13 @@ def head_figures(found: RunFound) -> Mapping[str, str]:
     if found.late_ratio is not None:
         shown["late emulated operations"] = figures.percent(found.late_ratio)
     return shown
+
+
+def _judged(found: RunFound) -> Mapping[str, str]:
+    if not found.evaluations:
+        return {}
+    text = evaluation_text(found.evaluations[-1], found.best_evaluation)
+    return {"evaluation": text.removeprefix("evaluation ")}
 
 
 def loss_text(found: RunFound) -> str:

@@ -11,6 +11,8 @@ from orchestrator.control.recovery import Timeouts
 from orchestrator.core.durable import CheckpointFile
 from orchestrator.core.evaluation import RoundReport
 from orchestrator.core.slot import DeviceLost, StepReport, WorkerFailed
+from orchestrator.core.training import TrainingOptions
+from orchestrator.runtime.evaluations import Evaluations
 from orchestrator.runtime.progress import Progress
 from orchestrator.runtime.trouble import Loss
 from orchestrator.runtime.watch import Watch
@@ -235,3 +237,47 @@ def test_time_between_plans_is_no_part_of_a_step() -> None:
     watch.go(BOTH)
     assert watch.events() == ()
     assert fleet.killed == []
+
+
+def test_a_round_of_an_evaluation_is_a_sign_of_life_and_may_take_longer_than_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """intelligent-machine-learning/dlrover#1727: a hang alarm during evaluation."""
+    fleet, now_s = FakeFleet(), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    watch = watch_of(fleet)
+    training = TrainingOptions(task="m:t", global_batch=4, steps=20, eval_every_steps=1)
+    watch.progress.evaluations = Evaluations(training, num_steps=20, num_samples=8)
+    watch.progress.expect(BOTH, generation=1)
+    fleet.heard = [(d, Said(reports=(report(0, d),))) for d in BOTH]
+    watch.pump(0.0)
+    assert watch.progress.owes_evaluation
+    longest_s = watch.patience_s + PATIENT.receive_s + PATIENT.checkpoint_s
+    for device_id in BOTH:  # the round is whole with the second one
+        now_s[0] += 0.5 * longest_s
+        fleet.heard = [(device_id, Said(rounds=(RoundReport(1, 1, 0, device_id, 0.5),)))]
+        watch.pump(0.0)
+        assert watch.events() == ()
+    now_s[0] += 0.9 * longest_s
+    assert watch.events() == ()
+    now_s[0] += 0.2 * longest_s  # too long even for a round
+    assert {type(event) for event in watch.events()} == {DeviceLost}
+
+
+def test_the_run_is_not_finished_before_its_last_evaluation() -> None:
+    fleet = FakeFleet()
+    watch = watch_of(fleet)
+    training = TrainingOptions(task="m:t", global_batch=4, steps=20, eval_every_steps=100)
+    watch.progress.evaluations = Evaluations(training, num_steps=20, num_samples=4)
+    watch.progress.expect(BOTH, generation=1)
+    fleet.heard = [(d, Said(reports=tuple(report(s, d) for s in range(20)))) for d in BOTH]
+    fleet.heard += [(d, Said(ended_before=20)) for d in BOTH]  # asked to hold behind the last step
+    watch.pump(0.0)
+    assert not watch.finished
+    watch.go(BOTH)
+    assert fleet.told[-1][:2] == ("run", 20)
+    fleet.heard = [
+        (d, Said(rounds=(RoundReport(1, 20, 0, d, 0.5),), ended_before=20)) for d in BOTH
+    ]
+    watch.pump(0.0)
+    assert watch.finished

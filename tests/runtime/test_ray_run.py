@@ -474,3 +474,33 @@ def test_a_device_that_slows_down_is_named_and_planned_around(tmp_path: Path) ->
     assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
         losses_alone(run), rel=1e-5
     )
+
+
+def test_a_script_hears_of_evaluations_and_a_callback_that_raises_is_told_once(
+    tmp_path: Path,
+) -> None:
+    text = TEXT.format(folder=tmp_path, task="tests.runtime.models:judged", steps=30, events="")
+    overrides = [
+        "training.eval_every_steps=10",
+        "training.keep_best={}",
+        "metrics.tensorboard=true",
+    ]
+    run = RunConfig.parse(text, overrides)
+    heard: list[int] = []
+
+    def on_evaluation(evaluation: Evaluation) -> None:
+        heard.append(evaluation.step)
+        if evaluation.step == 20 and len(heard) == 2:
+            raise KeyError("a callback of mine")
+
+    first = Trainer(None, run, on_evaluation=on_evaluation).fit()
+    assert isinstance(first.error, UserCodeError)
+    assert "on_evaluation raised KeyError: 'a callback of mine'" in str(first.error)
+    assert first.metrics["status"] == "stopped"
+    done = Trainer(None, run, on_evaluation=on_evaluation).fit()
+    assert (done.error, done.metrics["status"], heard[-1]) == (None, "finished", 30)
+    evaluations = read(run, "evaluations.jsonl")
+    assert [row["step"] for row in evaluations] == [10, 20, 30]
+    best = [row["step"] for row in evaluations if row["best"]][-1]
+    assert done.best_checkpoint == f"{run.run.run_url}/checkpoints/step-{best:06d}"
+    assert list((Path(run.run.run_url) / "tensorboard").iterdir())

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
-from orchestrator.control.persistence import CheckpointStore
+from orchestrator.control.persistence import CheckpointStore, RunStore
 from orchestrator.core.durable import STATE_DICT_KEY, CheckpointFile, CheckpointManifest
+from orchestrator.core.evaluation import Evaluation
 from orchestrator.errors import ConfigError
 from orchestrator.export import export_weights
 from orchestrator.storage import write_bytes
@@ -73,3 +74,19 @@ def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path: Path) -> None:
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no whole checkpoint"):
         export_weights(str(tmp_path), str(tmp_path / "out"))
+
+
+def test_the_best_is_that_of_the_best_evaluation(tmp_path: Path) -> None:
+    run, target = tmp_path / "run", str(tmp_path / "best.safetensors")
+    for step in (100, 200):
+        write_checkpoint(run, step, scale=step)
+    with pytest.raises(ConfigError, match="has no evaluation; set training.eval_every_steps"):
+        export_weights(str(run), target, best=True)
+    store = RunStore(str(run))
+    for step, best in ((100, True), (200, False)):
+        store.write_evaluation(Evaluation(step, 1, 8, 1.0, best=best))
+    assert export_weights(str(run), target, best=True).step == 100
+    np.testing.assert_array_equal(load_file(target)["head.weight"], 100 * WEIGHT)
+    store.write_evaluation(Evaluation(250, 1, 8, 0.5, best=True))
+    with pytest.raises(ConfigError, match="that of step 250, whose checkpoint is not there"):
+        export_weights(str(run), target, best=True)

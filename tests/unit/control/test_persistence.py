@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from orchestrator.core.durable import (
     Hold,
     LedgerEntry,
 )
+from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal, Usage
 from orchestrator.errors import ConfigError
 
@@ -237,3 +239,29 @@ def test_a_damaged_result_or_manifest_is_named(store: RunStore, content: bytes) 
     storage.write_bytes(checkpoints.url(3, "manifest.json"), content)
     with pytest.raises(ConfigError, match=r"manifest.json is damaged"):
         checkpoints.latest()
+
+
+def test_evaluations_come_back_as_written_and_those_of_undone_steps_are_forgotten(
+    store: RunStore,
+) -> None:
+    told = [
+        Evaluation(10, 1, 64, 0.5, {"accuracy": 0.25}, eval_s=1.5, best=True),
+        Evaluation(20, 1, 64, math.nan, {"accuracy": None}),
+        Evaluation(30, 2, 64, 0.25, best=True),
+    ]
+    for evaluation in told:
+        store.write_evaluation(evaluation)
+    assert store.read_evaluations() == (told[0], replace(told[1], loss=None), told[2])
+    assert store.best_step() == 30
+    store.rewind_evaluations(20)
+    assert [e.step for e in store.read_evaluations()] == [10, 20]
+    assert store.best_step() == 10
+
+
+def test_a_checkpoint_that_is_named_stays_beside_the_newest(tmp_path: Path) -> None:
+    checkpoints = CheckpointStore(str(tmp_path), keep_checkpoints=1)
+    for step in (10, 20, 30):
+        checkpoints.write_manifest(manifest(step), also=(10,))
+    assert checkpoints.steps() == (10, 30)
+    checkpoints.write_manifest(manifest(40), also=(30,))
+    assert checkpoints.steps() == (30, 40)

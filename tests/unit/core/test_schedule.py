@@ -9,6 +9,7 @@ from benchmarks.builders import make_device, make_group
 from orchestrator.core.plan import Group
 from orchestrator.core.schedule import (
     BACKWARD,
+    EVALUATION,
     FORWARD,
     build_program,
     check_program,
@@ -114,3 +115,9 @@ def test_every_sum_runs_for_its_time_alone_on_its_owners():
                     assert (
                         finish[a] - duration[a] >= finish[b] or finish[b] - duration[b] >= finish[a]
                     )
+
+
+def test_an_evaluation_is_the_forwards_alone_in_order():
+    program = build_program(pipeline(3, 4), EVALUATION)
+    assert [order(todo) for todo in program] == ["F0F1F2F3"] * 3
+    assert [(todo[0].source, todo[0].target) for todo in program] == [(None, 1), (0, 2), (1, None)]

@@ -6,6 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, Rates, RunEvent
 from orchestrator.reports.live import LiveView, PlainView, sparkline
 from tests.unit.reports.samples import PLAN, a_record
@@ -83,3 +84,24 @@ def test_a_log_gets_one_line_a_slot_and_nothing_else() -> None:
     plain.close()
     assert len(lines) == 1
     assert lines[0].startswith("slot 4 · step 17")
+
+
+def test_an_evaluation_is_shown_with_the_best_one(view: LiveView) -> None:
+    view.evaluation(Evaluation(10, 1, 64, 0.5, {"accuracy": 0.75}, best=True))
+    shown = picture(view)
+    assert "evaluation at step 10: loss 0.500, accuracy 0.750 (the best so far)" in shown
+    view.evaluation(Evaluation(20, 1, 64, 0.6, {"accuracy": None}))
+    shown = picture(view)
+    assert "step 20: loss 0.600, accuracy - (the best was that of step 10)" in shown
+
+
+def test_a_log_tells_of_an_evaluation_once_with_the_slot_that_it_was_in() -> None:
+    lines: list[str] = []
+    plain = PlainView(lines.append)
+    plain.evaluation(Evaluation(10, 1, 64, 0.5))
+    plain.slot(a_record())
+    plain.slot(a_record())
+    assert [line.endswith(" · evaluation at step 10: loss 0.500") for line in lines] == [
+        True,
+        False,
+    ]

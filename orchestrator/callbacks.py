@@ -154,11 +154,16 @@ class TensorBoardWriter(Callback):
     """
 
     def __init__(self, log_dir: str) -> None:
-        """Write into a folder, which need not exist.
+        """Write into a local folder, which need not exist.
 
         Raises:
-            ConfigError: If the package tensorboard is missing.
+            ConfigError: If it is no local folder, or the package tensorboard is missing.
         """
+        if "://" in log_dir:
+            raise ConfigError(
+                f"TensorBoard files cannot be written to {log_dir}; leave metrics.tensorboard out, "
+                "and give Trainer callbacks=[TensorBoardWriter(FOLDER)] with a local folder"
+            )
         if find_spec("tensorboard") is None:
             raise ConfigError(
                 "TensorBoard files need the package tensorboard, which is not installed; "
@@ -167,6 +172,7 @@ class TensorBoardWriter(Callback):
         self._log_dir = log_dir
         self._writer: SummaryWriter | None = None
         self._next_step = 0
+        self._is_broken = False
 
     def on_step(self, step: CommittedStep) -> None:
         """Loss, norm, rate and time."""
@@ -193,7 +199,7 @@ class TensorBoardWriter(Callback):
                 "run/spent_usd": record.spent_usd,
             },
         )
-        if self._writer is not None:
+        if self._writer is not None and not self._is_broken:
             self._writer.flush()
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
@@ -208,10 +214,19 @@ class TensorBoardWriter(Callback):
             self._writer = None
 
     def _add(self, step: int, values: dict[str, float | None]) -> None:
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - it loads torch
+        """Write; a disk that is full ends the pictures, not the training."""
+        if self._is_broken:
+            return
+        try:
+            writer = self._writer = self._writer or self._open(step)
+            for name, value in values.items():
+                if value is not None:
+                    writer.add_scalar(name, value, step)
+        except OSError as error:
+            logger.warning("%s: nothing more is written for TensorBoard: %s", self._log_dir, error)
+            self._is_broken = True
 
-            self._writer = SummaryWriter(self._log_dir, purge_step=step)
-        for name, value in values.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, step)
+    def _open(self, step: int) -> "SummaryWriter":
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - it loads torch
+
+        return SummaryWriter(self._log_dir, purge_step=step)

@@ -168,6 +168,9 @@ def test_a_run_that_gets_no_better_ends_finished_behind_that_evaluation(tmp_path
     check(run, [4, 8, 12])  # the first is the best, whatever it is
     assert result_of(run)["steps"] == 12  # and not a step more
     assert run_forked(run).reason.startswith("was done before: early stop")
+    (Path(run.run.run_url) / "result.json").unlink()  # as if it had died at that moment
+    assert run_forked(run).reason == outcome.reason
+    assert result_of(run)["steps"] == 12
 
 
 def test_a_callback_may_end_the_run_which_is_finished_then(tmp_path: Path) -> None:

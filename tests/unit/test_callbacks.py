@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +81,21 @@ def test_without_tensorboard_it_is_said_how_to_install_it(monkeypatch: pytest.Mo
     monkeypatch.setattr("orchestrator.callbacks.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install lyray\[tensorboard\]"):
         TensorBoardWriter("logs")
+
+
+def test_a_bucket_is_refused_for_tensorboard() -> None:
+    with pytest.raises(ConfigError, match="cannot be written to s3://bucket/run/tensorboard"):
+        TensorBoardWriter("s3://bucket/run/tensorboard")
+
+
+def test_where_nothing_can_be_written_the_training_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    writer = TensorBoardWriter(str(tmp_path / "file"))
+    view = Callbacks([writer])
+    view.step(STEP)
+    view.step(STEP)
+    view.close()
+    assert view.error is None
 
 
 def test_the_names_of_a_script_load_neither_ray_nor_torch() -> None:

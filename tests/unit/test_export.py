@@ -80,7 +80,7 @@ def test_the_best_is_that_of_the_best_evaluation(tmp_path: Path) -> None:
     run, target = tmp_path / "run", str(tmp_path / "best.safetensors")
     for step in (100, 200):
         write_checkpoint(run, step, scale=step)
-    with pytest.raises(ConfigError, match="has no evaluation; set training.eval_every_steps"):
+    with pytest.raises(ConfigError, match=r"has no evaluation; set training.eval_every_steps"):
         export_weights(str(run), target, best=True)
     store = RunStore(str(run))
     for step, best in ((100, True), (200, False)):

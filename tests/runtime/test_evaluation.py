@@ -118,14 +118,17 @@ def test_dropout_is_off_in_every_part_of_a_whole_model_and_on_again_behind_it(
     assert sums(items, 10) == pytest.approx(judged(task.layers, task), rel=1e-5)
 
 
-@pytest.mark.parametrize("plan", [CHAIN, UNEVEN], ids=["chain", "uneven"])
+@pytest.mark.parametrize(
+    ("plan", "precision"), [(CHAIN, "fp32"), (UNEVEN, "fp32"), (UNEVEN, "fp16")]
+)
 def test_training_is_the_same_to_the_bit_with_evaluation_and_without(
-    fleet: Fleet, tmp_path: Path, plan: Plan
+    fleet: Fleet, tmp_path: Path, plan: Plan, precision: str
 ) -> None:
     """Dropout, and a dataset and a layer that look at global generators and at their mode."""
     told = {}
     for every in (None, 4):
-        items = run(fleet, spec_of(tmp_path, eval_every_steps=every), plan)
+        spec = spec_of(tmp_path, eval_every_steps=every, precision=precision)
+        items = run(fleet, spec, plan)
         losses = {i.step: i.loss for i in items if isinstance(i, StepReport)}
         told[every] = losses, fleet.all("checksums")
     assert told[4] == told[None]

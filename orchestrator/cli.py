@@ -197,10 +197,7 @@ def report(
 def export(
     run_dir: RunDir,
     output: Annotated[str, typer.Option("-o", metavar="FILE", help="The safetensors file.")],
-    *,
-    best: Annotated[
-        bool, typer.Option("--best", help="Those of the best evaluation; training.keep_best.")
-    ] = False,
+    best: Annotated[bool, typer.Option("--best", help="Of the best evaluation.")] = False,
 ) -> None:
     """Write the trained weights as one safetensors file with the user's own names.
 
@@ -398,9 +395,6 @@ def _view(config: "RunConfig") -> "View":
     console = Console()
     if not console.is_terminal:
         return PlainView(lambda line: print(line, flush=True))
-    return LiveView(
-        console,
-        name=config.run.name,
-        num_steps=config.training.steps,
-        budget_per_hour_usd=config.budget.average_per_hour_usd,
-    )
+    name, num_steps = config.run.name, config.training.steps
+    usd = config.budget.average_per_hour_usd
+    return LiveView(console, name=name, num_steps=num_steps, budget_per_hour_usd=usd)

@@ -16,9 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = (
     "assignment", "baselines", "chaos", "control_law", "executor", "finite_horizon", "frames",
-    "infeasible", "overhead", "plan_gap", "plan_time", "planner_in_loop", "published",
-    "reconfiguration", "recovery", "replan", "robustness", "scale", "scenarios", "soak",
-    "time_model",
+    "infeasible", "input_stall", "overhead", "plan_gap", "plan_time", "planner_in_loop",
+    "published", "reconfiguration", "recovery", "replan", "robustness", "scale", "scenarios",
+    "soak", "time_model",
 )  # fmt: skip
 
 

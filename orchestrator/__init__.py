@@ -11,16 +11,29 @@ if TYPE_CHECKING:
     from orchestrator.config import RunConfig
     from orchestrator.core.training import Blocks, Task
     from orchestrator.runtime.driver import Result, Trainer
+    from workers.streaming import Lines, Tokens
 
-__all__ = ["STOP", "Blocks", "Callback", "Result", "RunConfig", "Task", "Trainer"]
+__all__ = [
+    "STOP",
+    "Blocks",
+    "Callback",
+    "Lines",
+    "Result",
+    "RunConfig",
+    "Task",
+    "Tokens",
+    "Trainer",
+]
 
 _HOMES = {
     "STOP": "orchestrator.callbacks",
     "Blocks": "orchestrator.core.training",
     "Callback": "orchestrator.callbacks",
+    "Lines": "workers.streaming",
     "Result": "orchestrator.runtime.driver",
     "RunConfig": "orchestrator.config",
     "Task": "orchestrator.core.training",
+    "Tokens": "workers.streaming",
     "Trainer": "orchestrator.runtime.driver",
 }
 

@@ -5,18 +5,17 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TypeVar, cast
 from uuid import uuid4
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from orchestrator.decoding import decode
 from orchestrator.retries import patiently
 
 T = TypeVar("T")
@@ -127,6 +126,40 @@ def read_bytes(url: str, *, timeout_s: float | None = None) -> bytes:
     return _use(url, read, patient=timeout_s is None)
 
 
+def read_ranges(url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Return parts of a file, (first byte, end) each, asked for at the same time where that helps.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        OSError: If the storage refuses, or the file ends before one of them.
+    """
+
+    def read(filesystem: fsspec.AbstractFileSystem, path: str) -> list[bytes]:
+        starts, ends = zip(*ranges, strict=True)
+        paths = [path] * len(ranges)
+        found = filesystem.cat_ranges(paths, list(starts), list(ends), on_error="raise")
+        return cast("list[bytes]", found)
+
+    found = _use(url, read) if ranges else []
+    for (first, end), data in zip(ranges, found, strict=True):
+        if len(data) != end - first:
+            raise OSError(f"{url} ends at byte {first + len(data)}, before byte {end}")
+    return found
+
+
+def matching(url: str) -> tuple[str, ...]:
+    """URLs of the files that a URL with ``*``, ``?`` or ``[`` stands for, sorted; else itself."""
+    if not any(sign in url for sign in "*?["):
+        return (url,)
+
+    def find(filesystem: fsspec.AbstractFileSystem, path: str) -> list[str]:
+        found = sorted(str(name) for name in filesystem.glob(path))
+        is_local = isinstance(filesystem, LocalFileSystem)
+        return found if is_local else [filesystem.unstrip_protocol(name) for name in found]
+
+    return tuple(_use(url, find))
+
+
 def exists(url: str) -> bool:
     """Whether a file or folder is there."""
     return _use(url, lambda filesystem, path: bool(filesystem.exists(path)))
@@ -220,7 +253,7 @@ def from_json(cls: type[T], data: object) -> T:
     Raises:
         ValueError: On a missing or unknown key or a value of the wrong type, with its path.
     """
-    return cast("T", _decode(cls, data, cls.__name__))
+    return cast("T", decode(cls, data, cls.__name__))
 
 
 def finite(value: float | None) -> float | None:
@@ -308,89 +341,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@cache
-def _hints(cls: type) -> dict[str, object]:
-    return get_type_hints(cls)
-
-
-def _wrong(path: str, data: object, wanted: str) -> ValueError:
-    return ValueError(f"{path} is {data!r}; it must be {wanted}")
-
-
-def _decode(hint: object, data: object, path: str) -> object:
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return _decode_union(parts, data, path)
-    if isinstance(hint, type) and is_dataclass(hint):
-        return _decode_dataclass(hint, data, path)
-    if origin is Literal:
-        if data not in parts:
-            raise _wrong(path, data, f"one of {', '.join(map(repr, parts))}")
-        return data
-    if origin is tuple:
-        return _decode_tuple(parts, data, path)
-    if origin is not None and issubclass(cast("type", origin), Mapping):
-        if not isinstance(data, Mapping):
-            raise _wrong(path, data, "an object")
-        return {str(k): _decode(parts[1], item, f"{path}.{k}") for k, item in data.items()}
-    return _decode_scalar(hint, data, path)
-
-
-def _decode_scalar(hint: object, data: object, path: str) -> object:
-    if hint is float and not isinstance(data, bool):
-        if isinstance(data, int | float):
-            return float(data)
-        if data in ("inf", "-inf", "nan"):
-            return float(str(data))
-    elif hint is int and isinstance(data, bool):
-        pass
-    elif isinstance(hint, type):
-        if isinstance(data, hint):
-            return data
-    else:
-        return data  # Any: plain JSON data
-    raise _wrong(path, data, f"of type {getattr(hint, '__name__', hint)}")
-
-
-def _decode_union(parts: tuple[object, ...], data: object, path: str) -> object:
-    if data is None and NoneType in parts:
-        return None
-    errors = []
-    for part in parts:
-        if part is NoneType:
-            continue
-        try:
-            return _decode(part, data, path)
-        except ValueError as error:
-            errors.append(str(error))
-    raise ValueError(errors[-1])
-
-
-def _decode_tuple(parts: tuple[object, ...], data: object, path: str) -> object:
-    if not isinstance(data, list | tuple):
-        raise _wrong(path, data, "a list")
-    if len(parts) == 2 and parts[1] is Ellipsis:
-        return tuple(_decode(parts[0], item, f"{path}[{i}]") for i, item in enumerate(data))
-    if len(parts) != len(data):
-        raise ValueError(f"{path} has {len(data)} entries; it must have {len(parts)}")
-    return tuple(
-        _decode(part, item, f"{path}[{i}]")
-        for i, (part, item) in enumerate(zip(parts, data, strict=True))
-    )
-
-
-def _decode_dataclass(cls: type, data: object, path: str) -> object:
-    if not isinstance(data, Mapping):
-        raise _wrong(path, data, "an object")
-    known_fields = {field.name for field in fields(cls) if field.init}
-    unknown = sorted(set(data) - known_fields)
-    if unknown:
-        raise ValueError(f"{path} has the unknown key {unknown[0]!r}")
-    hints = _hints(cls)
-    decoded = {key: _decode(hints[key], item, f"{path}.{key}") for key, item in data.items()}
-    try:
-        return cls(**decoded)
-    except TypeError as error:  # a field without default is missing
-        raise ValueError(f"{path}: {error}") from None

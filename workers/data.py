@@ -1,21 +1,25 @@
-"""The samples of a run: which one stands at a position of its global sequence, and batches."""
+"""The batches of a run: samples at positions of its one sequence, collated."""
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-import numpy as np
+import torch
+from torch import Tensor
 from torch.utils.data import default_collate
 
-from orchestrator.errors import ConfigError
 from workers.failures import user_code
+from workers.seeding import Draws
+from workers.sequence import InOrder, in_order
 
 
 class SampleSource:
-    """A map-style dataset in the run's order.
+    """A dataset in the run's order: a function of the seed alone, never of the plan.
 
-    Position p of the run is sample ``perm(seed, p div N)[p mod N]`` of a dataset of N: a
-    function of the seed alone, never of the plan, so every plan and every restart sees the
-    same samples in the same places.
+    Every plan and every restart sees the same samples in the same places; what a dataset draws
+    at random (augmentation) is a function of seed and position, too. Only one thread at a time
+    calls the user's code.
     """
 
     def __init__(
@@ -28,42 +32,116 @@ class SampleSource:
         """Wrap ``dataset``; see ``Task`` for ``collate`` and ``inputs``.
 
         Raises:
-            ConfigError: If the dataset has no length or no sample.
+            ConfigError: If it is no dataset, or has no sample.
             UserCodeError: If its ``__len__`` raises.
         """
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise ConfigError(
-                f"training.task: Task.dataset is a {type(dataset).__name__}; give a map-style "
-                "dataset, with __len__ and __getitem__"
-            )
-        with user_code("len(Task.dataset)"):
-            self.num_samples = len(dataset)
-        if self.num_samples < 1:
-            raise ConfigError("training.task: Task.dataset is empty; give at least one sample")
-        self._dataset = dataset
-        self._collate = collate or default_collate
+        self._sequence = in_order(dataset, seed)
+        self._collate, self._seed = collate, seed
         self._inputs = inputs or _first
-        self._seed = seed
-        self._orders: dict[int, np.ndarray] = {}  # of the two newest epochs
+        self._lock = threading.Lock()
 
-    def sample_index(self, position: int) -> int:
-        """Index in the dataset of the sample at a position of the run."""
-        epoch, place = divmod(position, self.num_samples)
-        if epoch not in self._orders:
-            # A batch straddles two epochs at most, and only forwards.
-            self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}
-            generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-            self._orders[epoch] = generator.permutation(self.num_samples)
-        return int(self._orders[epoch][place])
+    @property
+    def num_samples(self) -> int | None:
+        """Samples of the dataset; None: a stream that does not say."""
+        return self._sequence.num_samples
 
-    def batch(self, positions: Sequence[int]) -> Any:
-        """The collated samples at these positions; errors of the user's code come through."""
-        return self._collate([self._dataset[self.sample_index(p)] for p in positions])
+    def batch(self, positions: Sequence[int], during: str = "") -> Any:
+        """The collated samples at these positions.
+
+        Args:
+            positions: In the run.
+            during: What they are for, as the beginning of an error's message (``step 3: ``).
+
+        Raises:
+            UserCodeError: If the dataset or the collate raises; names the position.
+        """
+        with self._lock, Draws() as draws:
+            with user_code(f"{during}Task.dataset.will_read"):
+                self._sequence.expect(positions)
+            where = _Where(self._sequence, during)
+            with user_code(where):
+                samples = [self._sample(where.at(p), draws) for p in positions]
+            draws.key(self._seed, positions[0], len(positions))
+            return self._collated(samples, f"positions {positions[0]} to {positions[-1]},", during)
+
+    def _sample(self, position: int, draws: Draws) -> Any:
+        sample = self._sequence.item(position, draws)
+        if sample is None and self._collate is None:
+            raise TypeError("it returned None; return a sample, or leave it out of the dataset")
+        return sample
+
+    def _collated(self, samples: list[Any], span: str, during: str) -> Any:
+        name = "Task.collate"
+        if self._collate is None:
+            name = "torch's default_collate (Task.collate replaces it)"
+        with user_code(f"{during}{name}, of the samples at {span}"):
+            return (self._collate or default_collate)(samples)
+
+    def release(self, position: int) -> None:
+        """Samples before this position will hardly be asked for again."""
+        with self._lock:
+            self._sequence.release(position)
 
     def first_input(self, batch: Any) -> Any:
         """What the first layer receives of a batch."""
         return self._inputs(batch)
 
 
+class _Where:
+    """Which sample is being asked for, in words that are only made when it fails."""
+
+    def __init__(self, sequence: InOrder, during: str) -> None:
+        self._sequence, self._during, self._position = sequence, during, 0
+
+    def at(self, position: int) -> int:
+        """This one, from now on."""
+        self._position = position
+        return position
+
+    def __str__(self) -> str:
+        return f"{self._during}the dataset, at {self._sequence.name(self._position)},"
+
+
 def _first(batch: Any) -> Any:
-    return batch[0] if isinstance(batch, tuple | list) else batch
+    if isinstance(batch, tuple | list):
+        return batch[0]
+    # Tokenizers give mappings of a class of their own; a model takes keywords.
+    return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def to_device(value: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
+    """A batch with its tensors on ``device``: nests, dataclasses, and what has a ``to`` itself."""
+    return _mapped(
+        value,
+        lambda tensor: tensor.to(device, non_blocking=non_blocking),
+        lambda other: other.to(device) if hasattr(other, "to") else other,
+    )
+
+
+def pinned(value: Any) -> Any:
+    """A batch in memory from which a GPU copies while other work goes on."""
+    return _mapped(
+        value,
+        lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor,
+        lambda other: other.pin_memory() if hasattr(other, "pin_memory") else other,
+    )
+
+
+def _mapped(
+    value: Any, change: Callable[[Tensor], Tensor], change_other: Callable[[Any], Any]
+) -> Any:
+    def mapped(item: Any) -> Any:
+        return _mapped(item, change, change_other)
+
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(mapped, value))
+    if isinstance(value, tuple | list):
+        return type(value)(map(mapped, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        changes = {f.name: mapped(getattr(value, f.name)) for f in fields(value) if f.init}
+        return replace(value, **changes)
+    return change_other(value)

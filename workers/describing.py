@@ -12,10 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile
 from orchestrator.core.training import OptimizerOptions, Task, TrainingOptions
 from workers import border
-from workers.data import SampleSource
+from workers.data import SampleSource, to_device
 from workers.failures import user_code
 from workers.splitting import SplitModel, Tie, sample_randomness
-from workers.stage import SavedBytes, autocast, to_device
+from workers.stage import SavedBytes, autocast
 from workers.update import make_optimizer
 from workers.valueless import shapes_only, stand_ins
 

@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,15 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from orchestrator.core.evaluation import LOSS, Evaluated, RoundReport
+from orchestrator.core.plan import Plan
 from orchestrator.core.schedule import EVALUATION
 from orchestrator.core.training import Task, TrainingOptions
 from orchestrator.errors import ConfigError
 from workers.data import SampleSource
-from workers.executor import Executor, Patience
+from workers.executor import Executor, Patience, StepShare
 from workers.failures import user_code
 from workers.faults import NO_FAULTS
+from workers.feed import Feed
 from workers.stage import Stage, StageWork
 from workers.step import Samples, StepRunner, Window
 from workers.transport import Transport
@@ -58,10 +60,13 @@ class EvaluationSource:
         self._dataset, self._collate = dataset, task.collate or default_collate
         self._training = training
 
-    def batch(self, positions: Sequence[int]) -> Any:
-        """The collated samples at these places of the dataset."""
-        with user_code(f"Task.eval_dataset, at {positions[0]} to {positions[-1]},"):
+    def batch(self, positions: Sequence[int], during: str = "") -> Any:
+        """The collated samples at these places of the dataset; ``during`` as in ``Batches``."""
+        with user_code(f"{during}Task.eval_dataset, at {positions[0]} to {positions[-1]},"):
             return self._collate([self._dataset[index] for index in positions])
+
+    def release(self, position: int) -> None:
+        """Nothing is kept."""
 
     def first_input(self, batch: Any) -> Any:
         """What the first layer receives of a batch."""
@@ -152,6 +157,33 @@ def at_rest(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None
         np.random.set_state(numpy)  # noqa: NPY002 - as above
 
 
+@dataclass(slots=True)
+class _Rounds:
+    """What one group takes of the next round.
+
+    Apart from the Evaluator: a feed that held that one would be a circle of references, and
+    process groups are only freed when the last reference to them is gone.
+    """
+
+    samples: Samples
+    plan: Plan
+    group_index: int
+    done: Evaluated
+
+    def are_done(self, step: int) -> bool:
+        """Whether there is none left before ``step``."""
+        return self.done.rounds_of(step) >= self.samples.num_steps
+
+    def share(self, step: int) -> StepShare:
+        """Of the next round before ``step``."""
+        index = self.done.rounds_of(step)
+        return replace(self.samples.share(self.plan, self.group_index, index), step=step)
+
+    def positions(self, step: int) -> tuple[range, ...]:
+        """Of each microbatch of that share."""
+        return self.share(step).all_positions()
+
+
 class Evaluator:
     """Evaluates the model at step boundaries: where, is a function of the step alone.
 
@@ -181,18 +213,27 @@ class Evaluator:
             longer_s: By which a round may take longer than a step.
             done: What earlier plans have done.
         """
-        self._runner, self._is_due, self._longer_s, self._done = runner, is_due, longer_s, done
-        self._samples = Samples(runner.samples.batch, source.num_samples)
+        self._runner, self._is_due, self._longer_s = runner, is_due, longer_s
+        samples = Samples(runner.samples.batch, source.num_samples)
+        self._rounds = _Rounds(samples, runner.plan, runner.place.group_index, done)
         task, work, place = source.task, runner.stage.work, runner.place
         self._stage = EvaluationStage(work, task.metrics if place.is_last else None)
         whole = (task.layers,) if isinstance(task.layers, nn.Module) else ()  # some look there
         self._modules = (*work.layers, *whole)
         place = replace(place, schedule=EVALUATION)
-        self._executor = Executor(place, self._stage, transport, source, NO_FAULTS)
+        feed = None
+        if place.is_first or place.is_last:
+            feed = Feed(
+                source, self._rounds.positions, runner.samples.num_steps, work.device, ahead=0
+            )
+        self._executor = Executor(place, self._stage, transport, feed, NO_FAULTS)
 
     def owes(self, step: int) -> bool:
         """Whether rounds are left to be done before ``step``."""
-        return self._is_due(step) and self._done.rounds_of(step) < self._samples.num_steps
+        return (
+            self._is_due(step)
+            and self._rounds.done.rounds_of(step) < self._rounds.samples.num_steps
+        )
 
     def run(self, step: int, at_s: float, window: Window) -> tuple[Verdict, RoundReport, float]:
         """Run the next round before ``step``, which starts at ``at_s``.
@@ -204,14 +245,13 @@ class Evaluator:
             UserCodeError: If the user's code raises.
             PeerLostError, LostContactError: If a worker is gone.
         """
-        runner, index = self._runner, self._done.rounds_of(step)
+        runner, index = self._runner, self._rounds.done.rounds_of(step)
         clock, longest_s = runner.clock, window.patience_s + self._longer_s
         patience = Patience(time.monotonic() + longest_s, min(runner.receive_s, longest_s))
-        share = self._samples.share(runner.plan, runner.place.group_index, index)
         runner.executor.faults.reach(step, "evaluate")
         clock.begin_step(step, at_s)
         with at_rest(self._modules, self._stage.work.device):
-            self._executor.run(replace(share, step=step), clock, patience)
+            self._executor.run(self._rounds.share(step), clock, patience)
         ballot = Ballot(
             squares=0.0,
             weight_sum=self._stage.weight_sum,
@@ -222,7 +262,7 @@ class Evaluator:
         )
         verdict = runner.vote.cast(ballot, patience.left_s(time.monotonic()))
         ended_s = verdict.end_s if runner.emulated else time.monotonic()
-        self._done = Evaluated(step, index + 1)
+        self._rounds.done = Evaluated(step, index + 1)
         report = RoundReport(
             generation=runner.plan.generation,
             step=step,

@@ -1,10 +1,10 @@
 """Runs a stage's part of a Program: receives, computes, sends on, and times each instruction."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import Any, Protocol
+from itertools import accumulate, pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from orchestrator.core.schedule import FORWARD, Instruction, build_program
 from orchestrator.core.slot import Transfer
 from workers.failures import user_code
 from workers.faults import Injector
-from workers.stage import Stage, to_device
+from workers.feed import Feed
+from workers.stage import Stage
 from workers.transport import Message, Ticket, Transport
 
 LEAST_TIMED_BYTES = 1 << 16
@@ -147,8 +148,12 @@ class StepShare:
 
     def positions(self, microbatch: int) -> range:
         """Positions in the run of one microbatch's samples."""
-        bounds = tuple(accumulate(self.microbatches, initial=self.first_sample))
-        return range(bounds[microbatch], bounds[microbatch + 1])
+        return self.all_positions()[microbatch]
+
+    def all_positions(self) -> tuple[range, ...]:
+        """Those of every microbatch, in order."""
+        bounds = accumulate(self.microbatches, initial=self.first_sample)
+        return tuple(range(first, end) for first, end in pairwise(bounds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,16 +173,6 @@ class Patience:
         return max(self.least_s, self.deadline_s - now_s)
 
 
-class Source(Protocol):
-    """Where the executor gets samples from."""
-
-    def batch(self, positions: Sequence[int]) -> Any:
-        """The collated samples at these positions."""
-
-    def first_input(self, batch: Any) -> Any:
-        """What the first layer receives of a batch."""
-
-
 class Executor:
     """Runs the instructions of one stage, step by step."""
 
@@ -186,12 +181,13 @@ class Executor:
         place: Place,
         stage: Stage,
         transport: Transport,
-        source: Source,
+        feed: Feed | None,
         faults: Injector,
     ) -> None:
-        self.faults = faults
+        """Run ``stage`` at its place; ``feed``: of the first and of the last stage."""
+        self.faults, self.feed = faults, feed
         self._place, self._stage, self._transport = place, stage, transport
-        self._source, self._patience = source, Patience(0.0, 0.0)
+        self._patience = Patience(0.0, 0.0)
         self._programs: dict[tuple[int, ...], tuple[Instruction, ...]] = {}
         self._tickets: dict[tuple[str, int], Ticket] = {}
         self.data_s = 0.0
@@ -213,7 +209,8 @@ class Executor:
         """
         self._patience = patience
         self._stage.start_step()
-        self.data_s = self.receive_s = 0.0
+        self.receive_s = 0.0
+        waited_s = self.feed.waited_s if self.feed else 0.0
         self._came.clear()
         program = self._program(share.microbatches)
         self._tickets = {
@@ -228,6 +225,8 @@ class Executor:
                 self._forward(instruction, share, clock)
             else:
                 self._backward(instruction, share, clock)
+        if self.feed:
+            self.data_s = self.feed.waited_s - waited_s
 
     def _program(self, microbatches: tuple[int, ...]) -> tuple[Instruction, ...]:
         if not microbatches:
@@ -249,16 +248,19 @@ class Executor:
         )
         message = self._receive(instruction)
         batch = None
-        if self._place.is_first or self._place.is_last:
-            batch = self._draw(step, positions)
+        if self.feed:
+            batch = self.feed.take(step, positions)
         self.faults.reach(step, "forward")
         clock.start(instruction.op, len(positions), message.vtime if message else 0.0)
         if message:
             value = self._stage.receive(k, message.tensors)
         else:
+            assert self.feed, "the first stage has one"
             with user_code(f"step {step}: Task.inputs"):
-                value = self._source.first_input(batch)
+                value = self.feed.first_input(batch)
         output = self._stage.forward(k, step, positions, value)
+        if self.feed:
+            self.feed.resume()
         if self._place.is_last:
             self._stage.finish(k, step, output, batch, share.num_samples)
             clock.finish()
@@ -276,15 +278,6 @@ class Executor:
         clock.finish()
         if instruction.target is not None:
             self._send(instruction, wire, share, clock)
-
-    def _draw(self, step: int, positions: Sequence[int]) -> object:
-        started_s = time.monotonic()
-        with user_code(
-            f"step {step}: the dataset, at positions {positions[0]} to {positions[-1]},"
-        ):
-            batch = to_device(self._source.batch(positions), self._stage.work.device)
-        self.data_s += time.monotonic() - started_s
-        return batch
 
     def _receive(self, instruction: Instruction) -> Message | None:
         if instruction.source is None:

@@ -55,8 +55,10 @@ def in_words(error: BaseException) -> str:
 
 
 @contextmanager
-def user_code(place: str) -> Iterator[None]:
+def user_code(place: object) -> Iterator[None]:
     """Turn whatever the user's code raises inside into a UserCodeError that names ``place``.
+
+    ``place``: text, or what becomes text when it is needed.
 
     Whatever: ``sys.exit``, a cancelled coroutine or a class of the user's own that is no Exception
     would end the thread, or the process, without a word.

@@ -8,6 +8,7 @@ from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.evaluation import NOTHING_EVALUATED, Evaluated
 from orchestrator.core.plan import Move, Plan
 from orchestrator.core.training import TrainingOptions
+from orchestrator.errors import ConfigError
 from workers.emulation import EmulatedStage
 from workers.faults import ProcessFault
 from workers.update import Verdict
@@ -33,6 +34,9 @@ class WorkerSpec:
     """Where ``task`` is imported from."""
 
     device: str = "cpu"
+    dataset_samples: int | None = None
+    """What others found in the dataset; None: nobody did."""
+
     faults: tuple[ProcessFault, ...] = ()
     """To break this worker's process with; emulated runs only."""
 
@@ -66,9 +70,29 @@ class Assignment:
 class TaskInfo:
     """What the task turned out to be."""
 
-    dataset_samples: int
+    dataset_samples: int | None
+    """None: a stream that does not say."""
+
     evaluation_samples: int = 0
     """Of the evaluation dataset; 0 where none is evaluated."""
+
+
+def agreed_samples(infos: Mapping[str, TaskInfo]) -> int | None:
+    """The length of the dataset that all devices see alike.
+
+    Raises:
+        ConfigError: If they do not; names the devices.
+    """
+    devices: dict[int | None, list[str]] = {}
+    for device_id, info in infos.items():
+        devices.setdefault(info.dataset_samples, []).append(device_id)
+    if len(devices) > 1:
+        told = (f"{length} samples on {', '.join(ids)}" for length, ids in devices.items())
+        raise ConfigError(
+            f"training.task: Task.dataset has {', but '.join(told)}; every device must see the "
+            "same data"
+        )
+    return next(iter(devices))
 
 
 @dataclass(frozen=True, slots=True)

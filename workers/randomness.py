@@ -205,5 +205,6 @@ def sample_randomness(
         raise ValueError(
             f"layer {layer} draws from torch's global generator in a way that depends on the plan; "
             "use nn.Dropout, or in every step torch.nn.functional.dropout, torch.rand_like, "
-            "torch.randn_like or Tensor.uniform_"
+            "torch.randn_like or Tensor.uniform_; if it is the dataset that draws meanwhile, in "
+            "threads of its own, give these a torch.Generator"
         )

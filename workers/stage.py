@@ -18,11 +18,6 @@ from workers.splitting import sample_randomness
 Loss = Callable[[Any, Any], tuple[Any, Any]]
 
 
-def to_device(value: Any, device: torch.device) -> Any:
-    """Return a nest of tuples, lists and dicts with its tensors on ``device``."""
-    return border.mapped(value, lambda tensor: tensor.to(device))
-
-
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
     """What a layer, or the loss, runs in at this precision."""
     dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]

@@ -1,9 +1,8 @@
 """One device's worker: loads the task, takes places in plans, runs steps, hands out reports."""
 
 import logging
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -11,32 +10,27 @@ import torch
 
 from orchestrator.core.durable import CheckpointPart
 from orchestrator.core.model import ModelProfile
-from orchestrator.core.training import ScheduleOptions
-from orchestrator.errors import ConfigError
 from workers.checkpointing import CheckpointWriter
-from workers.data import SampleSource
 from workers.emulation import VirtualClock
-from workers.evaluation import EvaluationSource, Evaluator, check_metrics
-from workers.executor import Executor, RealClock, make_place
+from workers.evaluation import Evaluator
+from workers.executor import Executor, Place, RealClock, make_place
 from workers.failures import worker_failed
 from workers.faults import NO_FAULTS, Injector
-from workers.grouping import freeze
+from workers.feed import Feed
 from workers.holding import Holding
+from workers.loading import Loaded, load
 from workers.orders import Assignment, EndReason, RunEnd, Standing, TaskInfo, WorkerSpec
 from workers.peers import Peers
 from workers.process_groups import OwnerSet
 from workers.profile_cache import known_or_measured
 from workers.reduction import GradientSums, layer_owners, make_buckets, tie_owners
-from workers.splitting import SplitModel, load_task, split
 from workers.stage import Stage, StageWork
-from workers.step import Samples, StepRunner, Window
-from workers.update import Verdict, Vote, learning_rate
-from workers.weights import load_weights
+from workers.step import StepRunner, Window
+from workers.update import Verdict, Vote
 
 if TYPE_CHECKING:
     from orchestrator.core.evaluation import RoundReport
     from orchestrator.core.slot import StepReport, WorkerFailed
-    from orchestrator.core.training import Task
 
 __all__ = ["Assignment", "RunEnd", "Standing", "TaskInfo", "Worker", "WorkerSpec"]
 
@@ -51,12 +45,7 @@ class Worker:
         self.outbox = SimpleQueue()
         self._spec, self._device_id = spec, device_id
         self._device = torch.device(spec.device)
-        self._task: Task | None = None
-        self._model: SplitModel | None = None
-        self._source: SampleSource | None = None
-        self._evaluation: EvaluationSource | None = None
-        self._samples: Samples | None = None
-        self._lr: Callable[[int], float] = lambda _: 0.0
+        self._found: Loaded | None = None
         self._peers = Peers(spec.transport, spec.timeout_s)
         self._holding = Holding(spec, self._peers)
         self._first_owned: tuple[int, ...] = ()  # layers this worker saves
@@ -69,6 +58,11 @@ class Worker:
         self._end_step, self._patience_s = 0, spec.timeout_s
         self._hold, self._closed = False, False
 
+    @property
+    def _loaded(self) -> Loaded:
+        assert self._found is not None, "load comes first"
+        return self._found
+
     # Set-up ------------------------------------------------------------------------------
 
     def load(self) -> TaskInfo:
@@ -78,39 +72,14 @@ class Worker:
             UserCodeError: If the user's code raises.
             ConfigError: If the model, its weights, its groups or the data will not do.
         """
-        spec, options = self._spec, self._spec.options
-        if spec.working_dir is not None:
-            os.chdir(spec.working_dir)
-        self._task = load_task(spec.task, spec.task_args, spec.seed)
-        self._model = split(self._task)
-        if options.init_from is not None:
-            load_weights(self._model, options.init_from)
-        freeze(self._model, options.optimizer.groups)
-        self._source = SampleSource(
-            self._task.dataset, self._task.collate, spec.seed, self._task.inputs
-        )
-        dataset_samples = self._source.num_samples
-        self._samples = Samples(options.global_batch, options.num_samples(dataset_samples))
-        if self._task.lr_factor is not None and options.lr_schedule != ScheduleOptions():
-            raise ConfigError(
-                "training.lr_schedule is given, and so is Task.lr_factor; remove one of them"
-            )
-        self._lr = learning_rate(options, self._samples.num_steps, self._task.lr_factor)
-        for step in (0, self._samples.num_steps - 1):
-            self._lr(step)  # errors of the user's function are better told now than in the end
-        if options.eval_every_steps is None:
-            return TaskInfo(dataset_samples)
-        check_metrics(self._task, options)
-        self._evaluation = EvaluationSource(self._task, self._source)
-        return TaskInfo(dataset_samples, self._evaluation.num_samples)
+        self._found = load(self._spec, self._device_id)
+        return self._found.info
 
     def profile(self, wall: bool, fresh: bool) -> ModelProfile:
         """Measure the layers on this device; see ``known_or_measured``."""
-        assert self._model is not None, "load comes first"
-        assert self._task is not None
         return known_or_measured(
-            self._model,
-            self._task,
+            self._loaded.model,
+            self._loaded.task,
             self._spec.options,
             kind=self._device.type,
             wall=wall,
@@ -141,10 +110,9 @@ class Worker:
             raise
 
     def _install(self, assignment: Assignment) -> None:
-        assert self._model is not None, "load comes first"
         self._assignment, self._peers.device_ids = assignment, assignment.device_ids
         self._end_step, self._hold = assignment.end_step, False
-        self._runner = self._evaluator = None
+        self._retire()
         if assignment.restore is not None:
             self._writer.cancel(self._spec.timeout_s)  # of steps that are undone: not to be mixed
         if assignment.plan.is_idle:
@@ -152,21 +120,22 @@ class Worker:
             return  # the old owners keep their layers: nobody else has them
         ranks = {device_id: rank for rank, device_id in enumerate(assignment.device_ids)}
         owners = layer_owners(assignment.plan, ranks)
-        if len(owners) != len(self._model.layers):
+        model = self._loaded.model
+        if len(owners) != len(model.layers):
             raise ValueError(
-                f"the plan has {len(owners)} layers, but the model has {len(self._model.layers)}"
+                f"the plan has {len(owners)} layers, but the model has {len(model.layers)}"
             )
         active = tuple(sorted(ranks[d] for d in assignment.plan.device_ids))
-        self._peers.groups.prepare({active, *owners, *tie_owners(owners, self._model.ties)})
-        self._holding.take_place(self._model, assignment, owners, ranks)
+        self._peers.groups.prepare({active, *owners, *tie_owners(owners, model.ties)})
+        self._holding.take_place(model, assignment, owners, ranks)
         rank = self._peers.rank
         self._first_owned = tuple(i for i, own in enumerate(owners) if own[0] == rank)
         if rank in active:
             self._runner = self._make_runner(owners, ranks)
-            if self._evaluation is not None and not assignment.discard:
+            if self._loaded.evaluation is not None and not assignment.discard:
                 self._evaluator = Evaluator(
                     self._runner,
-                    self._evaluation,
+                    self._loaded.evaluation,
                     self._peers.transport,
                     is_due=self._evaluates_at,
                     longer_s=self._spec.evaluation_s,
@@ -175,11 +144,7 @@ class Worker:
 
     def _make_runner(self, owners: Sequence[OwnerSet], ranks: Mapping[str, int]) -> StepRunner:
         assert self._assignment is not None
-        assert self._model is not None
-        assert self._task is not None
-        assert self._source is not None
-        assert self._samples is not None
-        assignment, options, samples = self._assignment, self._spec.options, self._samples
+        assignment, options, samples = self._assignment, self._spec.options, self._loaded.samples
         holding, layers = self._holding, self._holding.state.layers
         place = make_place(assignment.plan, self._device_id, ranks)
         span = place.stage.layers
@@ -187,16 +152,16 @@ class Worker:
             StageWork(
                 first_layer=span.start,
                 layers=layers[span.start : span.stop],
-                names=self._model.names[span.start : span.stop],
+                names=self._loaded.model.names[span.start : span.stop],
                 seed=self._spec.seed,
                 precision=options.precision,
                 device=self._device,
-                loss=self._task.loss if place.is_last else None,
+                loss=self._loaded.task.loss if place.is_last else None,
                 loss_scale=holding.state.loss_scale,
             )
         )
         emulated = (assignment.emulation or {}).get(self._device_id)
-        buckets = make_buckets(layers, span, owners, self._model.ties)
+        buckets = make_buckets(layers, span, owners, self._loaded.model.ties)
         bucket_bytes = sum(bucket.size_bytes for bucket in buckets)
         active = tuple(sorted(ranks[d] for d in assignment.plan.device_ids))
         faults = NO_FAULTS if assignment.discard else self._faults
@@ -206,10 +171,10 @@ class Worker:
             place=place,
             samples=samples,
             stage=stage,
-            executor=Executor(place, stage, self._peers.transport, self._source, faults),
+            executor=Executor(place, stage, self._peers.transport, self._make_feed(place), faults),
             sums=GradientSums(buckets, self._peers.groups),
             vote=Vote(self._peers.groups.get(active), active.index(self._peers.rank), len(active)),
-            updater=holding.make_updater(self._lr),
+            updater=holding.make_updater(self._loaded.lr),
             trace=holding.trace,
             clock=VirtualClock(emulated) if emulated else RealClock(self._device),
             emulated=emulated is not None,
@@ -219,8 +184,21 @@ class Worker:
         )
 
     def _evaluates_at(self, step: int) -> bool:
-        assert self._samples is not None
-        return self._spec.options.evaluates_at(step, self._samples.num_steps)
+        return self._spec.options.evaluates_at(step, self._loaded.samples.num_steps)
+
+    def _make_feed(self, place: Place) -> Feed | None:
+        """What the first and the last stage of a group draw from; none in between."""
+        assert self._assignment is not None
+        if not (place.is_first or place.is_last):
+            return None
+        plan, samples = self._assignment.plan, self._loaded.samples
+        return Feed(
+            self._loaded.source,
+            lambda step: samples.share(plan, place.group_index, step).all_positions(),
+            samples.num_steps,
+            self._device,
+            self._spec.options.prefetch_microbatches,
+        )
 
     # Steps -------------------------------------------------------------------------------
 
@@ -241,7 +219,8 @@ class Worker:
         runner, assignment = self._runner, self._assignment
         if runner is None or assignment is None:
             return RunEnd(self._holding.next_step, "window")  # idle: nothing to do
-        assert self._samples is not None
+        if feed := runner.executor.feed:
+            feed.begin(self._holding.next_step)
         verdict = runner.agree(self._window(assignment), time.monotonic())
         at_s = verdict.end_s
         while True:
@@ -270,10 +249,9 @@ class Worker:
         return verdict, at_s, begun
 
     def _why_end(self, verdict: Verdict, *, has_evaluated: bool) -> EndReason | None:
-        assert self._samples is not None
         step, evaluator = self._holding.next_step, self._evaluator
         owes = evaluator is not None and evaluator.owes(step)
-        if step >= self._samples.num_steps and not owes:
+        if step >= self._loaded.samples.num_steps and not owes:
             return "finished"
         if verdict.hold:
             return "hold"
@@ -343,6 +321,7 @@ class Worker:
         What waits for a message errs at once; what waits in a collective is freed by the peers
         that err: torch cannot break one off from within.
         """
+        self._stop_feed()
         self._peers.hang_up()
 
     def standing(self) -> Standing:
@@ -351,12 +330,12 @@ class Worker:
 
     def settle(self, step: int, verdict: Verdict | None) -> None:
         """Come to the boundary before ``step``, see ``Holding.settle``."""
-        assert self._samples is not None
-        self._holding.settle(step, verdict, self._samples)
+        self._holding.settle(step, verdict, self._loaded.samples)
         self._writer.late |= verdict is not None and verdict.due  # whoever was lost has its part
 
     def rewind(self, step: int) -> None:
         """Forget every layer: all of them will be restored as of ``step``."""
+        self._stop_feed()
         self._holding.rewind(step)
 
     # The end -----------------------------------------------------------------------------
@@ -368,8 +347,17 @@ class Worker:
         self._leave()
 
     def _leave(self, error: Exception | None = None) -> None:
-        self._runner = self._evaluator = None  # they hold references to process groups
+        self._retire()
         self._peers.leave(error)
+
+    def _retire(self) -> None:
+        self._stop_feed()
+        self._runner = self._evaluator = None  # they hold references to process groups
+
+    def _stop_feed(self) -> None:
+        runner = self._runner  # any thread may come here
+        if runner is not None and runner.executor.feed is not None:
+            runner.executor.feed.stop()
 
     def _fail(self, error: Exception) -> None:
         """Free the peers at once, then report; an error that ``close`` itself caused is none."""

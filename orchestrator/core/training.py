@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.core.evaluation import Criterion, EarlyStop
+from orchestrator.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -35,7 +36,8 @@ class Task:
     ``layers`` is a list of ``nn.Module`` run one after another, or an ``nn.Module`` with
     ``blocks``. ``loss(output, batch)`` returns (sum over samples, sum of weights); the gradient
     of a step is that of (sum of sums) / (sum of weights) over the global batch. ``dataset``
-    is a torch map-style dataset; ``collate`` defaults to torch's ``default_collate``.
+    is a torch map-style dataset, or an iterable one; ``collate`` defaults to torch's
+    ``default_collate``.
     """
 
     layers: Any
@@ -166,6 +168,9 @@ class TrainingOptions:
     overlap: bool = False
     """Gradient sums overlap with backward."""
 
+    prefetch_microbatches: int = 4
+    """Batches that a worker loads before it needs them; 0: none."""
+
     checkpoint_every_steps: int = 100
     keep_checkpoints: int = 2
     eval_every_steps: int | None = None
@@ -187,6 +192,10 @@ class TrainingOptions:
         for name, value in positive.items():
             if value is not None and value <= 0:
                 raise ValueError(f"{name} is {value}; it must be positive")
+        if self.prefetch_microbatches < 0:
+            raise ValueError(
+                f"prefetch_microbatches is {self.prefetch_microbatches}; write 0 (none) or more"
+            )
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give exactly one of steps and epochs")
         if self.microbatch > self.global_batch:
@@ -201,11 +210,23 @@ class TrainingOptions:
                 f"{math.ceil(self.global_batch / MAX_MICROBATCHES)} or more"
             )
 
-    def num_samples(self, dataset_samples: int) -> int:
-        """Samples of the whole run; only ``epochs`` can leave a short last step."""
+    def num_samples(self, dataset_samples: int | None) -> int:
+        """Samples of the whole run; only ``epochs`` can leave a short last step.
+
+        Args:
+            dataset_samples: Those of one epoch; None: a stream that does not say.
+
+        Raises:
+            ConfigError: If they are needed and not known.
+        """
         if self.steps is not None:
             return self.steps * self.global_batch
         assert self.epochs is not None, "one of steps and epochs is given"
+        if dataset_samples is None:
+            raise ConfigError(
+                f"training.epochs is {self.epochs}, but Task.dataset has no __len__, so that "
+                "nobody knows where an epoch ends; write training.steps, or give it a __len__"
+            )
         return self.epochs * dataset_samples
 
     def evaluates_at(self, step: int, num_steps: int) -> bool:

@@ -4,7 +4,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
 
@@ -24,6 +24,7 @@ from orchestrator.runtime.processes import emulated_stages, log_path, worker_spe
 from orchestrator.runtime.truth import StageTruth
 from orchestrator.runtime.watch import Watch
 from workers.actor import WorkerActor
+from workers.orders import agreed_samples
 from workers.update import Verdict
 from workers.worker import Assignment, Standing, TaskInfo, WorkerSpec
 
@@ -91,6 +92,7 @@ class Crew:
         self._shares_clock = config.cluster.source == "emulated"
         self._config, self._working_dir = config, working_dir
         self._places = {place.device_id: place for place in places}
+        self._dataset_samples: int | None = None
 
         def arguments(place: Place) -> tuple[object, ...]:
             return place.device_id, log_path(config, place.device_id), place.num_threads
@@ -114,12 +116,14 @@ class Crew:
 
         Raises:
             UserCodeError: If the user's code raises.
+            ConfigError: If they do not see the same dataset.
             LostWorkerError: If nobody is left.
         """
         for device_id, greeting in self.fleet.greet(self._timeouts.start_s).items():
             logger.info("%s: process %s on node %s", device_id, greeting.pid, greeting.ray_node_id)
         infos = self._prepare("load", TaskInfo, each=self._loads())
         self._expect_somebody()
+        self._dataset_samples = agreed_samples(infos)
         return next(iter(infos.values()))
 
     def join(self) -> None:
@@ -373,7 +377,8 @@ class Crew:
         return {d: (self._spec(self._places[d]),) for d in self.fleet.device_ids}
 
     def _spec(self, place: Place) -> WorkerSpec:
-        return worker_spec(self._config, place, self._working_dir)
+        spec = worker_spec(self._config, place, self._working_dir)
+        return replace(spec, dataset_samples=self._dataset_samples)
 
 
 def last_applied(standings: Mapping[str, Standing]) -> tuple[int, Verdict | None]:

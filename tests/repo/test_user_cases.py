@@ -61,7 +61,8 @@ def test_no_private_name_of_torch_is_used() -> None:
         for name in private_names(path.read_text("utf-8"))
     }
     dispatch = "torch.utils._python_dispatch.TorchDispatchMode"  # where it is documented to live
-    watchers = {f"workers/{name}.py: {dispatch}" for name in ("randomness", "units", "valueless")}
+    names = "randomness", "seeding", "units", "valueless"
+    watchers = {f"workers/{name}.py: {dispatch}" for name in names}
     fake = "torch._subclasses.fake_tensor.FakeTensorMode"  # likewise; describes, never trains
     assert private <= {*watchers, f"workers/valueless.py: {fake}"}
 

@@ -10,7 +10,7 @@ from benchmarks.builders import make_profile
 from orchestrator.config import RunConfig
 from orchestrator.core.durable import CheckpointPart
 from orchestrator.core.model import ModelProfile
-from orchestrator.errors import LostWorkerError
+from orchestrator.errors import ConfigError, LostWorkerError
 from orchestrator.runtime import crew
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.crew import Crew, last_applied
@@ -61,6 +61,7 @@ class Roster:
         self.dies_in: dict[str, str] = {}
         self.losses: tuple[Loss, ...] = ()
         self.missed: dict[str, tuple[str, ...]] = {}  # whom each does not reach
+        self.lengths: dict[str, int | None] = {}  # of the dataset, as each sees it
         self.asked: list[str] = []
 
     def greet(self, timeout_s: float) -> dict[str, object]:
@@ -102,8 +103,10 @@ class Roster:
                 d: tuple((other, "10.0.0.1:1", "refused") for other in self.missed.get(d, ()))
                 for d in asked
             }, ()
-        found = {"load": TaskInfo(8), "save": CheckpointPart(0, 1, ()), "profile": tiny_profile(),
+        found = {"save": CheckpointPart(0, 1, ()), "profile": tiny_profile(),
                  "standing": standing(4, 1.0), "listen": "127.0.0.1:1"}  # fmt: skip
+        if method == "load":
+            return {d: TaskInfo(self.lengths.get(d, 8)) for d in asked}, ()
         return {d: found.get(method) for d in asked}, ()
 
     def enlist(self, place: Place, *arguments: object) -> None:
@@ -156,6 +159,24 @@ def test_whoever_is_lost_before_the_first_step_is_left_out(
     found.join()
     assert found.is_joined
     assert found.fleet.device_ids == ("b-0",)
+
+
+def test_workers_that_see_unlike_datasets_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = crew_of(tmp_path, monkeypatch)
+    cast("Roster", found.fleet).lengths = {"b-0": 7}
+    with pytest.raises(ConfigError, match=r"has 8 samples on a-0, but 7 samples on b-0; every dev"):
+        found.get_ready()
+
+
+def test_whoever_comes_later_is_told_how_many_samples_the_others_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = crew_of(tmp_path, monkeypatch)
+    assert found._spec(Place("c-0")).dataset_samples is None
+    found.get_ready()
+    assert found._spec(Place("c-0")).dataset_samples == 8
 
 
 def test_where_nobody_is_left_before_the_first_step_every_device_is_named(

@@ -1,0 +1,71 @@
+"""From the spec of a worker to the task it runs: model, samples, schedule, checked and split."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.core.training import ScheduleOptions, Task
+from orchestrator.errors import ConfigError
+from workers.data import SampleSource
+from workers.evaluation import EvaluationSource, check_metrics
+from workers.grouping import freeze
+from workers.orders import TaskInfo, WorkerSpec
+from workers.splitting import SplitModel, load_task, split
+from workers.step import Samples
+from workers.update import learning_rate
+from workers.weights import load_weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """The user's task in the hands of one worker."""
+
+    task: Task
+    model: SplitModel
+    source: SampleSource
+    samples: Samples
+    lr: Callable[[int], float]  # of a step
+    evaluation: EvaluationSource | None  # None: nothing is evaluated
+
+    @property
+    def info(self) -> TaskInfo:
+        """What the head wants to know of it."""
+        evaluated = self.evaluation.num_samples if self.evaluation else 0
+        return TaskInfo(self.source.num_samples, evaluated)
+
+
+def load(spec: WorkerSpec, device_id: str) -> Loaded:
+    """Import the task, build the whole model from the run's seed, and split it.
+
+    Raises:
+        UserCodeError: If the user's code raises.
+        ConfigError: If the model, its weights, its groups or the data will not do.
+    """
+    options = spec.options
+    if spec.working_dir is not None:
+        os.chdir(spec.working_dir)
+    task = load_task(spec.task, spec.task_args, spec.seed)
+    model = split(task)
+    if options.init_from is not None:
+        load_weights(model, options.init_from)
+    freeze(model, options.optimizer.groups)
+    source = SampleSource(task.dataset, task.collate, spec.seed, task.inputs)
+    dataset_samples = source.num_samples
+    if spec.dataset_samples not in (None, dataset_samples):
+        raise ConfigError(
+            f"training.task: Task.dataset has {dataset_samples} samples on {device_id}, but "
+            f"{spec.dataset_samples} on the others; every device must see the same data"
+        )
+    samples = Samples(options.global_batch, options.num_samples(dataset_samples))
+    if task.lr_factor is not None and options.lr_schedule != ScheduleOptions():
+        raise ConfigError(
+            "training.lr_schedule is given, and so is Task.lr_factor; remove one of them"
+        )
+    lr = learning_rate(options, samples.num_steps, task.lr_factor)
+    for step in (0, samples.num_steps - 1):
+        lr(step)  # errors of the user's function are better told now than in the end
+    evaluation = None
+    if options.eval_every_steps is not None:
+        check_metrics(task, options)
+        evaluation = EvaluationSource(task, source)
+    return Loaded(task, model, source, samples, lr, evaluation)

@@ -1,7 +1,8 @@
 """Runs every benchmark and writes docs/results.md from what they print.
 
 ``python -m benchmarks.all --json-dir DIR`` keeps the JSON objects in DIR; no figure in the
-docs is typed by hand. ``--only NAME`` renews single sections.
+docs is typed by hand. ``--only NAME`` renews single sections. ``frontends`` also writes its table
+into docs/models.md.
 """
 
 import argparse
@@ -10,16 +11,20 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = (
     "assignment", "baselines", "chaos", "control_law", "executor", "finite_horizon", "frames",
-    "infeasible", "input_stall", "overhead", "plan_gap", "plan_time", "planner_in_loop",
-    "published", "reconfiguration", "recovery", "replan", "robustness", "scale", "scenarios",
-    "soak", "time_model",
+    "frontends", "infeasible", "input_stall", "overhead", "plan_gap", "plan_time",
+    "planner_in_loop", "published", "reconfiguration", "recovery", "replan", "robustness", "scale",
+    "scenarios", "soak", "time_model",
 )  # fmt: skip
+
+BEGIN, END = "<!-- front ends: begin -->", "<!-- front ends: end -->"
+"""What stands around the table in docs/models.md."""
 
 
 def measure(name: str, folder: Path, *, quick: bool) -> dict[str, object]:
@@ -83,6 +88,29 @@ def _scenarios(report: dict[str, object]) -> list[str]:
     return lines
 
 
+def front_ends(rows: Iterable[Mapping[str, object]]) -> str:
+    """Which front end takes which model: a row a model, a column a front end, the reasons below."""
+    reasons: dict[str, int] = {}
+    cells: dict[str, list[str]] = {}
+    for row in rows:
+        cell = f"{row['parts']} parts"
+        if row["why"]:
+            number = reasons.setdefault(str(row["why"]), len(reasons) + 1)
+            cell = f"refused ({number})"
+        cells.setdefault(str(row["model"]), []).append(cell)
+    lines = ["| model | layer list | blocks | automatic cut |", "|---|---|---|---|"]
+    lines += [f"| {model} | {' | '.join(found)} |" for model, found in cells.items()]
+    lines += ["", *(f"{number}. `{why}`" for why, number in reasons.items())]
+    return "\n".join(lines)
+
+
+def write_table(page: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Put the table between the marks of a page."""
+    before, _, rest = page.read_text("utf-8").partition(BEGIN)
+    behind = rest.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}\n{front_ends(rows)}\n{END}{behind}", "utf-8")
+
+
 def main() -> None:
     """Run all, or some, and write the page; exit 1 when a figure of theirs does not hold."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.all")
@@ -99,6 +127,9 @@ def main() -> None:
     known = sections_of(page.read_text("utf-8")) if page.exists() else {}
     known |= {name: section(report) for name, report in reports.items()}
     page.write_text(as_markdown(known[name] for name in BENCHMARKS if name in known), "utf-8")
+    if "frontends" in reports:
+        table: Any = reports["frontends"]["table"]
+        write_table(ROOT / "docs" / "models.md", table)
     held = [f["holds"] for r in reports.values() for f in r.get("figures", [])]  # type: ignore[attr-defined]
     sys.exit(0 if all(held) else 1)
 

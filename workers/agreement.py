@@ -1,5 +1,6 @@
 """Whether a cut model still does what the whole one does: outputs and gradients of some samples."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,13 +90,21 @@ def _check_gradients(
     crossed: Sequence[tuple[Any, Any]],
     mend: str,
 ) -> None:
+    """Take off the whole model's gradients, part by part, what the parts give: nothing is left.
+
+    So there is one set of gradients, and not two.
+    """
     trained = [(w, f) for w, f in pairs if w.requires_grad and f.requires_grad]
     if not trained or not parameters:
         return
     generator = torch.Generator().manual_seed(SEED)
     seeds = [torch.randn(w.shape, generator=generator).to(w) for w, _ in trained]
-    wanted = torch.autograd.grad([w for w, _ in trained], parameters, seeds, allow_unused=True)
+    gradients = torch.autograd.grad([w for w, _ in trained], parameters, seeds, allow_unused=True)
+    left: dict[nn.Parameter, Tensor | None] = dict(zip(parameters, gradients, strict=True))
+    largest = {p: largest_of(gradient) for p, gradient in left.items()}
+    del gradients
     torch.autograd.backward([f for _, f in trained], seeds)
+    _take_off(left)
     for ahead, behind in reversed(crossed):
         ends = [
             (a, b.grad)
@@ -104,15 +113,28 @@ def _check_gradients(
         ]
         if ends:
             torch.autograd.backward([a for a, _ in ends], [g for _, g in ends])
-    found = [p.grad for p in parameters]
-    for p in parameters:
-        p.grad = None
-    for w, f, p in zip(wanted, found, parameters, strict=True):
-        either = torch.zeros_like(p)
-        difference = _difference(either if w is None else w, either if f is None else f)
+            _take_off(left)
+    for p, rest in left.items():
+        difference = largest_of(rest) / (largest[p] or 1.0)
         if difference > TOLERANCE:
             raise ConfigError(
                 "training.task: run in parts, the model learns something else: the gradient of a "
                 f"parameter of shape {tuple(p.shape)} differs by {difference:.2g} of its largest "
                 f"entry; {mend}"
             )
+
+
+def _take_off(left: dict[nn.Parameter, Tensor | None]) -> None:
+    for p, wanted in left.items():
+        if p.grad is not None:
+            # Not in place: a gradient may be a view of another one.
+            left[p] = -p.grad if wanted is None else wanted - p.grad
+            p.grad = None
+
+
+def largest_of(tensor: Tensor | None) -> float:
+    """Largest absolute value of an entry; 0 of nothing."""
+    if tensor is None or not tensor.numel():
+        return 0.0
+    dense = tensor.to_dense() if tensor.is_sparse else tensor
+    return float(torch.linalg.vector_norm(dense, math.inf))

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workers.messages import DTYPES
+
 PLAIN_TYPES = (bool, int, float, str, type(None))
 """What may stand beside tensors."""
 
@@ -31,7 +33,15 @@ def checked(value: Any) -> Any:
 
 
 def _checked(value: Any, place: str) -> Any:
-    if isinstance(value, Tensor) or (place and type(value) in PLAIN_TYPES):
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.dtype not in DTYPES:
+            raise TypeError(
+                f"it returned a tensor{place and f' at {place}'} of {value.layout} and "
+                f"{value.dtype}, which cannot be sent; return a dense one (to_dense()) of a usual "
+                "dtype"
+            )
+        return value
+    if place and type(value) in PLAIN_TYPES:
         return value
     if type(value) is dict:
         for key in value:

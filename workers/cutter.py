@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from orchestrator.errors import ConfigError
 from workers import border
 from workers.failures import user_code, user_traceback
+from workers.registered import check_registered
 from workers.units import Belongings, Unit, Uses
 
 WINDOW = 12
@@ -56,14 +57,14 @@ def cut_graph(model: nn.Module, value: Any) -> dict[str, Unit]:
         ConfigError: If torch cannot tell what the model does.
         UserCodeError: If the model raises.
     """
-    with user_code(f"training.task: {type(model).__name__}"), torch.no_grad():
-        call_model(model, value)
+    place = f"training.task: {type(model).__name__}, on some samples (any number must do),"
+    with user_code(place), torch.random.fork_rng():
+        outputs = list(border.tensors(call_model(model, value)))
+    check_registered(outputs, {"": model})
+    del outputs  # and all that backward would need
     exported = _exported(model, value)
     story = _Story(exported.module(), tuple(value) if isinstance(value, dict) else None)
-    with torch.random.fork_rng(), torch.no_grad():
-        sizes = _Sizes(story.graph)
-        sizes.run(*border.leaves(_arguments(value)), enable_io_processing=False)
-    bounds = [0, *_cuts(story, sizes.bytes_of), len(story.nodes)]
+    bounds = [0, *_cuts(story), len(story.nodes)]
     belongings, units = Belongings(model), dict[str, Unit]()
     for first, end in itertools.pairwise(bounds):
         part = story.nodes[first:end]
@@ -200,24 +201,24 @@ class _Story:
         )
 
 
-class _Sizes(fx.Interpreter):
-    """Runs the model once; bytes of what every operation makes."""
-
-    def __init__(self, graph: fx.GraphModule) -> None:
-        super().__init__(graph)
-        self.bytes_of: dict[fx.Node, int] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        """As without the count."""
-        if n.op == "call_module":  # guards, of sizes that other batches do not have
-            return None
-        value = super().run_node(n)
-        self.bytes_of[n] = sum(t.numel() * t.element_size() for t in border.tensors(value))
-        return value
+def _bytes(node: fx.Node) -> int:
+    """Of what an operation makes of the samples that the model was looked at with."""
+    return sum(
+        _number(tensor.numel()) * tensor.element_size()
+        for tensor in border.tensors(node.meta.get("val"))
+    )
 
 
-def _cuts(story: _Story, bytes_of: dict[fx.Node, int]) -> list[int]:
+def _number(size: Any) -> int:
+    """A length that another batch may have otherwise; 0 where only values tell it."""
+    if isinstance(size, torch.SymInt):
+        return int(size.node.hint) if size.node.has_hint() else 0
+    return int(size)
+
+
+def _cuts(story: _Story) -> list[int]:
     """Between which operations least crosses, as far as one sees; each part has parameters."""
+    bytes_of = {node: _bytes(node) for node in story.born}
     crossing = [sum(bytes_of[n] for n in story.crossing(at)) for at in range(len(story.nodes))]
     found: list[int] = []
     for at in range(1, len(crossing)):

@@ -10,6 +10,7 @@ from workers.data import SampleSource
 from workers.evaluation import EvaluationSource, check_metrics
 from workers.grouping import freeze
 from workers.orders import TaskInfo, WorkerSpec
+from workers.rehearsal import rehearse
 from workers.splitting import SplitModel, load_task, split
 from workers.step import Samples
 from workers.update import learning_rate
@@ -45,11 +46,13 @@ def load(spec: WorkerSpec, device_id: str) -> Loaded:
     if spec.working_dir is not None:
         os.chdir(spec.working_dir)
     task = load_task(spec.task, spec.task_args, spec.seed)
-    model = split(task)
+    model = split(task, check=spec.check)
     if options.init_from is not None:
         load_weights(model, options.init_from)
     freeze(model, options.optimizer.groups)
     source = SampleSource(task.dataset, task.collate, spec.seed, task.inputs)
+    if spec.check:
+        rehearse(model, task, source, spec.seed)
     dataset_samples = source.num_samples
     if spec.dataset_samples not in (None, dataset_samples):
         raise ConfigError(

@@ -15,6 +15,9 @@ from workers.update import Verdict
 
 EndReason = Literal["hold", "window", "finished", "failed"]
 
+Holders = Mapping[int, tuple[str, ...]]
+"""Devices that hold each layer; a layer that nobody holds is missing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
@@ -36,6 +39,9 @@ class WorkerSpec:
     device: str = "cpu"
     dataset_samples: int | None = None
     """What others found in the dataset; None: nobody did."""
+
+    check: bool = True
+    """Whether it looks whether the task can be trained: one worker of a run does, at the start."""
 
     faults: tuple[ProcessFault, ...] = ()
     """To break this worker's process with; emulated runs only."""
@@ -118,3 +124,23 @@ class Standing:
 
     layers: tuple[int, ...]
     """Layers it holds as of ``next_step``."""
+
+
+def last_applied(standings: Mapping[str, Standing]) -> tuple[int, Verdict | None]:
+    """The boundary to go on from, and the verdict of the step before it.
+
+    It is the one behind the newest step that anybody left has applied: all others hold its
+    summed gradients. A step that only a lost worker applied is no one's: it is run again.
+    """
+    able = [s for s in standings.values() if s.layers] or list(standings.values())
+    newest = max(able, key=lambda standing: standing.next_step)
+    return newest.next_step, newest.verdict
+
+
+def holders_of(standings: Mapping[str, Standing]) -> Holders:
+    """Who holds each layer."""
+    layers = sorted({layer for standing in standings.values() for layer in standing.layers})
+    return {
+        layer: tuple(d for d, standing in standings.items() if layer in standing.layers)
+        for layer in layers
+    }

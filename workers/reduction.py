@@ -112,14 +112,20 @@ class GradientSums:
 
 def _flatten(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     """Gradients one after another, then for each parameter how many owners had one."""
-    first = parameters[0]
-    parts = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters]
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    parts = [real_view(gradient).reshape(-1) for gradient in gradients]
     present = [float(p.grad is not None) for p in parameters]
-    return torch.cat([*parts, torch.tensor(present, dtype=first.dtype, device=first.device)])
+    return torch.cat([*parts, torch.tensor(present, dtype=parts[0].dtype, device=parts[0].device)])
 
 
 def _scatter(parameters: Sequence[nn.Parameter], flat: torch.Tensor) -> None:
-    sizes = [p.numel() for p in parameters]
-    *sums, present = flat.split([*sizes, len(sizes)])
-    for parameter, total, count in zip(parameters, sums, present.tolist(), strict=True):
-        parameter.grad = total.view_as(parameter) if count else None
+    views = [real_view(p) for p in parameters]
+    *sums, present = flat.split([*(view.numel() for view in views), len(views)])
+    for p, view, flat_sum, count in zip(parameters, views, sums, present.tolist(), strict=True):
+        total = flat_sum.view(view.shape)
+        p.grad = (torch.view_as_complex(total) if p.is_complex() else total) if count else None
+
+
+def real_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs: gloo and the norm of a gradient do not know them otherwise."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -56,8 +56,8 @@ class Draws(TorchFunctionMode):
     """Inside, the user's code draws from generators of this thread, seeded by ``key``.
 
     torch's own generator is not touched: layers run in another thread. numpy's and Python's are
-    seeded, so only one thread at a time may be inside. Threads that the user's code starts
-    draw from the process's own generators.
+    seeded, and as before afterwards; only one thread at a time may be inside. Threads that the
+    user's code starts draw from the process's own generators.
     """
 
     def __init__(self) -> None:
@@ -76,11 +76,14 @@ class Draws(TorchFunctionMode):
 
     def __enter__(self) -> "Draws":
         super().__enter__()
+        self._before = random.getstate(), np.random.get_state()  # noqa: NPY002 - as in ``key``
         _own.generator = self._cpu
         return self
 
     def __exit__(self, *about: Any) -> None:
         _own.generator = None
+        random.setstate(self._before[0])
+        np.random.set_state(self._before[1])  # noqa: NPY002 - as in ``key``
         super().__exit__(*about)
 
     def __torch_function__(

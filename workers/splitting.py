@@ -2,10 +2,10 @@
 
 import importlib
 import logging
+import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.core.training import Task
 from orchestrator.errors import ConfigError, UserCodeError
@@ -26,14 +27,13 @@ from workers.cutter import MEND, call_model, cut_graph
 from workers.data import SampleSource
 from workers.failures import in_words, user_code, user_traceback
 from workers.randomness import sample_randomness
+from workers.unchanged import unchanged
 from workers.valueless import is_valueless, shapes_only
 
 __all__ = ["SplitModel", "Tie", "build_task", "load_task", "sample_randomness", "split"]
 
 _OVER_BATCHES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _OVER_SAMPLES = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-"""Layers that keep statistics of what they have seen; the latter where they are told to."""
-
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def _after_import(trace: TracebackType | None) -> TracebackType | None:
     return None
 
 
-def split(task: Task, *, to_train: bool = True) -> SplitModel:
+def split(task: Task, *, to_train: bool = True, check: bool = True) -> SplitModel:
     """Cut the task's model into layers.
 
     Accepts a list of modules, an ``nn.ModuleList`` or an ``nn.Sequential``, and any module with
@@ -152,13 +152,14 @@ def split(task: Task, *, to_train: bool = True) -> SplitModel:
         task: Of the user.
         to_train: Refuse a model without values, on torch's meta device; such a one is cut
             without comparing what its parts compute.
+        check: Compare a model in parts with the whole one.
 
     Raises:
         ConfigError: If the model is something else, or holds a module that cannot be trained
             exactly in microbatches; the message names the module and the alternatives.
         UserCodeError: If the user's code raises on its way to a model with blocks.
     """
-    model = _split(task)
+    model = _split(task, check=check)
     if to_train and (name := _first_valueless(model)):
         raise ConfigError(
             f"training.task: parameter {name!r} is on the meta device and has no values to train; "
@@ -168,19 +169,19 @@ def split(task: Task, *, to_train: bool = True) -> SplitModel:
     return model
 
 
-def _split(task: Task) -> SplitModel:
+def _split(task: Task, *, check: bool) -> SplitModel:
     if task.blocks is not None or (
         isinstance(task.layers, nn.Module)
         and not isinstance(task.layers, nn.Sequential | nn.ModuleList)
     ):
-        return _split_module(task)
+        return _split_module(task, check=check)
     layers, names = _layer_list(task.layers)
     for layer, name in zip(layers, names, strict=True):
         _check_modules(layer, f"{name}.")
     return SplitModel(layers, names, tuple(f"{name}." for name in names), _ties(layers))
 
 
-def _split_module(task: Task) -> SplitModel:
+def _split_module(task: Task, *, check: bool) -> SplitModel:
     """A whole model, in the parts that the user named, or where torch finds that least crosses."""
     model = task.layers
     if not isinstance(model, nn.Module):
@@ -198,31 +199,18 @@ def _split_module(task: Task) -> SplitModel:
             value = source.first_input(source.batch(range(num_samples)))
         return mapped(value, lambda tensor: tensor.to("meta")) if valueless else value
 
-    with shapes_only() if valueless else _unchanged_buffers(model):
+    with shapes_only() if valueless else unchanged([model], f"a {type(model).__name__}"):
         if task.blocks:
             units = cut_blocks(model, task.blocks, inputs(1))
         else:
             units = cut_graph(model, _distinct(inputs))
     layers = tuple(units.values())
     whole = partial(call_model, model)
-    if not valueless and _runs(whole, inputs(2), parts_are_the_users=task.blocks is not None):
-        # Another number of samples than the model was looked at with.
-        check_agreement(whole, layers, inputs(2), MEND)
+    compare = check and not valueless
+    if compare and _runs(whole, inputs(1), parts_are_the_users=task.blocks is not None):
+        # One sample: that several give what each gives by itself is what the rehearsal looks at.
+        check_agreement(whole, layers, inputs(1), MEND)
     return SplitModel(layers, tuple(units), ("",) * len(layers), _ties(layers))
-
-
-@contextmanager
-def _unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """Refuse a model that changes its buffers when it runs: each group would have its own."""
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    yield
-    for name, buffer in model.named_buffers():
-        if name in before and not torch.equal(before[name], buffer):
-            raise ConfigError(
-                f"training.task: a {type(model).__name__} changes its buffer {name!r} while it "
-                "runs, so that the result would depend on the plan; keep it as it is, or compute "
-                "what it holds from the input"
-            )
 
 
 def _runs(whole: Callable[[Any], Any], value: Any, *, parts_are_the_users: bool) -> bool:
@@ -254,6 +242,12 @@ def _distinct(inputs: Callable[[int], Any]) -> Any:
 def _check_modules(model: nn.Module, prefix: str) -> None:
     for name, module in model.named_modules():
         _check_module(module, f"{prefix}{name}".rstrip("."))
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.dtype == torch.complex128 or tensor.layout != torch.strided:
+            raise ConfigError(
+                f"training.task: {prefix}{name} is a tensor of {tensor.dtype} and {tensor.layout}, "
+                "which no checkpoint can hold; use complex64 for complex128, and a dense tensor"
+            )
 
 
 def _layer_list(model: Any) -> tuple[tuple[nn.Module, ...], tuple[str, ...]]:
@@ -286,13 +280,24 @@ def _check_module(module: nn.Module, name: str) -> None:
         raise ConfigError(
             f"{place} without shapes yet; give it its input size, or run one sample through first"
         )
-    if isinstance(module, _OVER_BATCHES) or (
-        isinstance(module, _OVER_SAMPLES) and module.track_running_stats
-    ):
+    if _takes_statistics(module):
+        kind, width = type(module).__name__, int(getattr(module, "num_features", 1))
         raise ConfigError(
             f"{place}: its statistics would be those of a microbatch and differ from group to "
-            "group, so the result would depend on the plan; use nn.GroupNorm or nn.LayerNorm, or "
-            "freeze it by folding its statistics into a fixed scale and shift"
+            "group, so the result would depend on the plan. Normalize every sample by itself: "
+            f"nn.GroupNorm({math.gcd(32, width)}, {width}); or keep the statistics that it has: "
+            f"[m.eval() for m in model.modules() if isinstance(m, nn.{kind})]"
+        )
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+        raise ConfigError(
+            f"{place} with max_norm, which changes the weight of the samples that a device sees, "
+            "and only there; leave max_norm out, or scale what it returns"
+        )
+    if isinstance(module, nn.DataParallel | DistributedDataParallel):
+        raise ConfigError(f"{place}, but lyray deals out the samples itself; pass its .module")
+    if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None):
+        raise ConfigError(
+            f"{place} made by torch.compile, which hides what it does; pass the module without it"
         )
     if isinstance(module, nn.RNNBase) and module.dropout > 0:
         raise ConfigError(
@@ -312,6 +317,15 @@ def _first_valueless(model: SplitModel) -> str | None:
         ),
         None,
     )
+
+
+def _takes_statistics(module: nn.Module) -> bool:
+    """Whether a norm takes statistics of more than one sample, or keeps some of what it sees."""
+    if isinstance(module, _OVER_SAMPLES):
+        return module.training and module.track_running_stats
+    if isinstance(module, _OVER_BATCHES):
+        return module.training or module.running_mean is None
+    return False
 
 
 def _ties(layers: Sequence[nn.Module]) -> tuple[Tie, ...]:

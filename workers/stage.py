@@ -99,6 +99,7 @@ class _Inlet(torch.autograd.Function):
 class _Kept:
     """What backward of one microbatch needs."""
 
+    positions: Sequence[int] = ()  # of the samples in the run
     gradients: list[Tensor | None] = field(default_factory=list)  # of the inputs, once known
     outputs: tuple[Tensor, ...] = ()  # those that get a gradient
     stash_bytes: int = 0
@@ -143,6 +144,7 @@ class Stage:
             UserCodeError: If a layer raises, or returns what cannot cross a border.
         """
         kept = self._kept.setdefault(microbatch, _Kept())
+        kept.positions = positions
         with self._measured(("layers", _shapes(value)), kept):
             for index, layer in enumerate(self.work.layers, start=self.work.first_layer):
                 place = (
@@ -171,8 +173,16 @@ class Stage:
         assert self.work.loss is not None
         kept = self._kept[microbatch]
         measured = self._measured(("loss", _shapes(output)), kept)
-        with user_code(f"step {step}: the loss"), self._autocast(), measured:
-            loss_sum, weight = self.work.loss(output, batch)
+        behind = self.work.first_layer + len(self.work.layers)
+        randomness = sample_randomness(self.work.seed, step, kept.positions, behind)
+        with user_code(f"step {step}: the loss"), self._autocast(), measured, randomness:
+            returned = self.work.loss(output, batch)
+            if not isinstance(returned, tuple | list) or len(returned) != 2:
+                raise TypeError(
+                    f"loss returned a {type(returned).__name__}, not two values; return (sum over "
+                    "samples, weight) with the number of samples, or of tokens, as the weight"
+                )
+            loss_sum, weight = returned
             loss_sum = torch.as_tensor(loss_sum)
             if loss_sum.numel() != 1:
                 raise ValueError(
@@ -193,6 +203,10 @@ class Stage:
                 loss_sum.device
             )
             kept.outputs = (loss_sum.reshape(()) * scale / num_samples,)
+
+    def roots(self, microbatch: int) -> tuple[Tensor, ...]:
+        """What backward of a microbatch will start from."""
+        return self._kept[microbatch].outputs
 
     def backward(
         self, microbatch: int, step: int, wire: Sequence[Tensor] = ()

@@ -14,6 +14,7 @@ from orchestrator.core.training import OptimizerOptions, TrainingOptions
 from orchestrator.errors import ConfigError
 from workers.failures import user_code
 from workers.process_groups import contact, start_sum
+from workers.reduction import real_view
 from workers.scaling import LossScale
 
 _SUMS = 7  # squares, weight, loss, not finite, hold, due, busy
@@ -195,7 +196,7 @@ class Vote:
 
 def sum_of_squares(gradients: Iterable[torch.Tensor]) -> float:
     """Sum of squares in fp64, whatever the gradients' dtype; not finite if any entry is not."""
-    norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
+    norms = [torch.linalg.vector_norm(real_view(g), dtype=torch.float64) for g in gradients]
     return float(torch.stack(norms).square().sum()) if norms else 0.0
 
 

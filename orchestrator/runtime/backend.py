@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from orchestrator.config import RunConfig
@@ -25,7 +25,7 @@ from orchestrator.core.slot import (
 )
 from orchestrator.errors import LostWorkerError, OrchestratorError
 from orchestrator.runtime.checkpoints import Checkpoints
-from orchestrator.runtime.crew import ATTEMPTS, Boundary, Holders, Order
+from orchestrator.runtime.crew import ATTEMPTS, Boundary, Order
 from orchestrator.runtime.evaluations import Evaluations
 from orchestrator.runtime.progress import Meter, Progress
 from orchestrator.runtime.rig import Rig
@@ -83,7 +83,7 @@ class RayBackend:
         )
         self._plan: Plan | None = None  # what the loop asked for
         self._generation = 0  # of the plan whose layers the workers hold
-        self._holders: Holders = {}  # of its layers; empty: none yet
+        self._holders: Mapping[int, tuple[str, ...]] = {}  # of its layers; empty: none yet
         self._run_until_s: float | None = None
         self._applied = False  # something was decided since the start, or since ``checkpoint``
         self._interrupted = threading.Event()

@@ -24,14 +24,11 @@ from orchestrator.runtime.processes import emulated_stages, log_path, worker_spe
 from orchestrator.runtime.truth import StageTruth
 from orchestrator.runtime.watch import Watch
 from workers.actor import WorkerActor
-from workers.orders import agreed_samples
-from workers.update import Verdict
+from workers.orders import Holders, agreed_samples, holders_of, last_applied
 from workers.worker import Assignment, Standing, TaskInfo, WorkerSpec
 
 logger = logging.getLogger(__name__)
 
-Holders = Mapping[int, tuple[str, ...]]
-"""Devices that hold each layer, by layer; a layer that nobody holds is missing."""
 
 ATTEMPTS = 4
 """So often workers try to meet, counted anew whenever one more of them is lost."""
@@ -121,7 +118,8 @@ class Crew:
         """
         for device_id, greeting in self.fleet.greet(self._timeouts.start_s).items():
             logger.info("%s: process %s on node %s", device_id, greeting.pid, greeting.ray_node_id)
-        infos = self._prepare("load", TaskInfo, each=self._loads())
+        checks = next(iter(self.fleet.device_ids), None)  # the task is the same for all
+        infos = self._prepare("load", TaskInfo, each=self._loads(checks))
         self._expect_somebody()
         self._dataset_samples = agreed_samples(infos)
         return next(iter(infos.values()))
@@ -279,7 +277,7 @@ class Crew:
             step, verdict = last_applied(standings)
             self._ask(watch, "settle", NoneType, step, verdict)
             if self._connect(watch):
-                return Boundary(step, _held({d: standings[d] for d in self._world}))
+                return Boundary(step, holders_of({d: standings[d] for d in self._world}))
         raise self._apart()
 
     def part(self, watch: Watch, order: Sequence[str]) -> bool:
@@ -373,28 +371,11 @@ class Crew:
             for rank, device_id in enumerate(members)
         }
 
-    def _loads(self) -> dict[str, tuple[object, ...]]:
-        return {d: (self._spec(self._places[d]),) for d in self.fleet.device_ids}
+    def _loads(self, checks: str | None = None) -> dict[str, tuple[object, ...]]:
+        """What each is told to load; one of them checks the task."""
+        ids = self.fleet.device_ids
+        return {d: (self._spec(self._places[d], check=d == checks),) for d in ids}
 
-    def _spec(self, place: Place) -> WorkerSpec:
+    def _spec(self, place: Place, *, check: bool = False) -> WorkerSpec:
         spec = worker_spec(self._config, place, self._working_dir)
-        return replace(spec, dataset_samples=self._dataset_samples)
-
-
-def last_applied(standings: Mapping[str, Standing]) -> tuple[int, Verdict | None]:
-    """The boundary to go on from, and the verdict of the step before it.
-
-    It is the one behind the newest step that anybody left has applied: all others hold its
-    summed gradients. A step that only a lost worker applied is no one's: it is run again.
-    """
-    able = [s for s in standings.values() if s.layers] or list(standings.values())
-    newest = max(able, key=lambda standing: standing.next_step)
-    return newest.next_step, newest.verdict
-
-
-def _held(standings: Mapping[str, Standing]) -> Holders:
-    layers = sorted({layer for standing in standings.values() for layer in standing.layers})
-    return {
-        layer: tuple(d for d, standing in standings.items() if layer in standing.layers)
-        for layer in layers
-    }
+        return replace(spec, dataset_samples=self._dataset_samples, check=check)

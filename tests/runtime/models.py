@@ -382,8 +382,8 @@ class Faulty(nn.Module):
         return self.inner(x)
 
 
-def failing(place: str, calls: int = 3) -> Task:
-    """Four layers; ``place`` raises after some calls: layer, shape, loss, data or output."""
+def failing(place: str, calls: int = 6) -> Task:
+    """Four layers; ``place`` raises after some calls: layer, loss or data."""
     width = 4
     layers: list[nn.Module] = [nn.Linear(width, width) for _ in range(4)]
     data = Rows(32, width)
@@ -404,11 +404,6 @@ def failing(place: str, calls: int = 3) -> Task:
 
     if place == "layer":
         layers[2] = Faulty(width, calls)
-    if place == "shape":
-        layers[2] = nn.Linear(width + 1, width)
-    if place == "output":
-        layers[2] = Widen()
-        layers[3] = nn.Flatten(0)
     data = Data(32, width)
     return Task(layers=layers, loss=loss, dataset=data)
 

@@ -60,6 +60,7 @@ def train_alone(
             first += sum(group)
             for p in parameters:
                 if p.grad is not None:
+                    p.grad = p.grad.to_dense() if p.grad.is_sparse else p.grad
                     sums[p] = sums[p] + p.grad if p in sums else p.grad
                 p.grad = None
         for p, gradient in sums.items():
@@ -136,7 +137,8 @@ def _loss(
         for index, layer in enumerate(layers):
             with sample_randomness(spec.seed, step, positions, index):
                 value = layer(value)
-        return task.loss(value, batch)
+        with sample_randomness(spec.seed, step, positions, len(layers)):
+            return task.loss(value, batch)
 
 
 def saved_parameters(run_url: str, step: int, num_layers: int) -> list[dict[str, Tensor]]:

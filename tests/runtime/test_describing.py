@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks import hub_models
+from benchmarks.hub_models import Texts, cross_entropy, hub, without_labels
 from orchestrator.config import RunConfig
 from orchestrator.core.training import Blocks, OptimizerOptions, Task, TrainingOptions
 from orchestrator.errors import ConfigError, UserCodeError
 from orchestrator.runtime.processes import look_at_model
 from orchestrator.whatif.plans import what_if
-from tests.runtime import hub_models
-from tests.runtime.hub_models import Texts, hub, next_token, without_labels
 from workers import profiler
 from workers.describing import describe_model
 from workers.profiler import profile_model
@@ -111,8 +111,8 @@ def test_a_model_without_values_is_cut_and_described_as_one_with_values(name: st
     shapes.config.use_cache = False
     bare = Task(
         layers=shapes,
-        loss=next_token,
-        dataset=Texts(answers=name == "t5"),
+        loss=cross_entropy,
+        dataset=Texts(answers=5 if name == "t5" else 0),
         inputs=without_labels,
     )
     found = describe_model(split(bare, to_train=False), bare, options())

@@ -63,6 +63,7 @@ def test_a_shared_parameter_is_one_tie_with_its_name_in_each_layer() -> None:
         ([], "empty; pass a layer list"),
         ([nn.Linear(2, 2), torch.relu], "entry 1 of Task.layers.*pass a layer list"),
         ([nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1))], "'0.1' is a BatchNorm2d.*GroupNo"),
+        ([nn.BatchNorm1d(3, track_running_stats=False).eval()], r"nn.GroupNorm\(1, 3\)"),
         ([nn.InstanceNorm1d(3, track_running_stats=True)], "InstanceNorm1d.*GroupNorm"),
         ([nn.LazyLinear(3)], "LazyLinear without shapes yet"),
         ([nn.LSTM(2, 2, num_layers=2, dropout=0.1)], "LSTM with dropout 0.1.*nn.Dropout"),
@@ -73,6 +74,15 @@ def test_what_cannot_be_split_exactly_is_refused_with_the_alternative(
 ) -> None:
     with pytest.raises(ConfigError, match=f"training.task: .*{message}"):
         split(task_of(layers))
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)]
+)
+def test_a_norm_with_frozen_statistics_is_a_layer_like_any_other(norm: nn.Module) -> None:
+    assert len(split(task_of([nn.Linear(2, 4), norm.eval()])).layers) == 2
+    with pytest.raises(ConfigError, match=r"\[m.eval\(\) for m in model.modules\(\) if isinstance"):
+        split(task_of([nn.Linear(2, 4), norm.train()]))
 
 
 @pytest.fixture

@@ -44,8 +44,6 @@ def run_all(fleet: Fleet) -> tuple[int, list[int]]:
         ("layer", "layer 2 (2) raised KeyError", "raise KeyError"),
         ("loss", "the loss raised ZeroDivisionError: a loss of mine", "raise ZeroDivisionError"),
         ("data", "raised OSError: a file of mine", "raise OSError"),
-        ("shape", "layer 2 (2) raised RuntimeError: mat1 and mat2", "RuntimeError: mat1"),
-        ("output", "layer 3 (3) raised", "Error"),
     ],
 )
 def test_error_of_the_user_is_told_with_the_users_own_frames(

@@ -24,7 +24,7 @@ from workers.splitting import split
 from workers.weights import load_weights
 
 pytest.importorskip("transformers", reason="the extra dev brings transformers")
-from tests.runtime import hub_models
+from benchmarks import hub_models
 
 NUM_STEPS = 3
 GROUPS = {
@@ -39,7 +39,7 @@ GROUPS = {
         GroupOptions(match="shared.*", lr_ratio=0.5),
     ),
 }
-HUB = "tests.runtime.hub_models:hub"
+HUB = "benchmarks.hub_models:hub"
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,10 @@ from orchestrator.core.model import ModelProfile
 from orchestrator.errors import ConfigError, LostWorkerError
 from orchestrator.runtime import crew
 from orchestrator.runtime.actors import Place
-from orchestrator.runtime.crew import Crew, last_applied
+from orchestrator.runtime.crew import Crew
 from orchestrator.runtime.setup import profiles_of
 from orchestrator.runtime.trouble import Loss
+from workers.orders import last_applied
 from workers.update import Verdict
 from workers.worker import Standing, TaskInfo
 

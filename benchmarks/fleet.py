@@ -149,10 +149,14 @@ class Fleet:
     def start(self, spec: WorkerSpec) -> list[Any]:
         """Give every process a new worker of this spec, and join them."""
         infos = self.each("start", [(spec, device) for device in self.devices])
+        self.meet()
+        return infos
+
+    def meet(self) -> None:
+        """Join the workers, through a store of their own."""
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         world = len(self.devices)
         self.each("connect", [("127.0.0.1", self._store.port, r, world) for r in range(world)])
-        return infos
 
     def send(
         self, name: str, args: tuple[Any, ...] = (), ranks: Iterable[int] | None = None

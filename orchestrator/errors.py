@@ -41,6 +41,10 @@ class InfeasibleError(OrchestratorError):
     exit_code = 4
 
 
+class DeviceMemoryError(InfeasibleError):
+    """The memory of a device, or of its machine, ran out at work."""
+
+
 class UserCodeError(OrchestratorError):
     """The user's task raised. ``user_traceback`` holds the user's own frames, as text."""
 

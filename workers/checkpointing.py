@@ -4,12 +4,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.core.durable import CheckpointFile, CheckpointPart
+from workers.device import machine_bytes
 from workers.state import Tensors, checkpoint_folder, host_copy, save_layer
 
 logger = logging.getLogger(__name__)
@@ -194,31 +193,3 @@ def _next(job: _Job) -> LayerState | None:
     with job.changed:
         job.changed.wait_for(lambda: job.waiting or job.complete or job.cancelled)
         return job.waiting.popleft() if job.waiting and not job.cancelled else None
-
-
-_MEMORY = Path("/proc/meminfo")
-_CONTAINERS = (  # its limit, its use, and which part of that are files that can be dropped
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "inactive_file"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "total_inactive_file",
-    ),
-)
-
-
-def machine_bytes() -> float:
-    """Memory that this machine, or the container around us, can still give; inf: nothing tells."""
-    found = [float("inf")]
-    with suppress(OSError, StopIteration):
-        found.append(1024.0 * _row(_MEMORY, "MemAvailable:"))
-    for limit, used, droppable in _CONTAINERS:
-        with suppress(OSError, ValueError, StopIteration):  # not there, or its limit is "max"
-            free = int(Path(limit).read_text("utf-8")) - int(Path(used).read_text("utf-8"))
-            found.append(free + _row(Path(limit).with_name("memory.stat"), droppable))
-    return min(found)
-
-
-def _row(file: Path, name: str) -> int:
-    rows = (line.split() for line in file.read_text("utf-8").splitlines())
-    return next(int(row[1]) for row in rows if row[0] == name)

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from orchestrator.errors import ConfigError
 from workers import border
 from workers.failures import user_code, user_traceback
+from workers.following import follow
 from workers.registered import check_registered
 from workers.units import Belongings, Unit, Uses
 
@@ -63,7 +64,11 @@ def cut_graph(model: nn.Module, value: Any) -> dict[str, Unit]:
     check_registered(outputs, {"": model})
     del outputs  # and all that backward would need
     exported = _exported(model, value)
-    story = _Story(exported.module(), tuple(value) if isinstance(value, dict) else None)
+    story = _Story(
+        exported.module(),
+        tuple(value) if isinstance(value, dict) else None,
+        frozenset(exported.graph_signature.inputs_to_lifted_tensor_constants.values()),
+    )
     bounds = [0, *_cuts(story), len(story.nodes)]
     belongings, units = Belongings(model), dict[str, Unit]()
     for first, end in itertools.pairwise(bounds):
@@ -147,8 +152,10 @@ class _Part:
 class _Story:
     """What a model does, operation by operation."""
 
-    def __init__(self, graph: fx.GraphModule, keys: tuple[str, ...] | None) -> None:
-        self.graph, self._keys = graph, keys
+    def __init__(
+        self, graph: fx.GraphModule, keys: tuple[str, ...] | None, constants: frozenset[str]
+    ) -> None:
+        self.graph, self._keys, self._constants = graph, keys, constants
         every = list(graph.graph.nodes)
         self.inputs = [node for node in every if node.op == "placeholder"]
         self.output = next(node for node in every if node.op == "output")
@@ -192,6 +199,7 @@ class _Story:
             graph.output(fx.map_arg(self.output.args[0], copied))
         else:
             graph.output({node.name: copied(node) for node in self.crossing(end)})
+        self._let_follow(graph, copies)
         return _Part(
             fx.GraphModule(self.graph, graph),
             tuple(node.name for node in taken),
@@ -199,6 +207,19 @@ class _Story:
             not first,
             out_spec if is_last else None,
         )
+
+    def _let_follow(self, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+        """Have a part run on any device; ``copies``: its nodes by those of the whole."""
+        held = {copy: str(n.target) for n, copy in copies.items() if n.op == "get_attr"}
+        constants = [copy for copy, name in held.items() if name in self._constants]
+        shown = [
+            copy
+            for node, copy in copies.items()
+            if copy.op == "placeholder" and isinstance(node.meta.get("val"), Tensor)
+        ]
+        shown += [copy for copy, name in held.items() if name not in self._constants]
+        if shown:
+            follow(graph, shown[0], constants)
 
 
 def _bytes(node: fx.Node) -> int:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from workers.device import brought
+from workers.device import pinned as pinned_tensor
 from workers.failures import user_code
 from workers.seeding import Draws
 from workers.sequence import InOrder, in_order
@@ -109,22 +111,18 @@ def _first(batch: Any) -> Any:
     return dict(batch) if isinstance(batch, Mapping) else batch
 
 
-def to_device(value: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
+def to_device(value: Any, device: torch.device) -> Any:
     """A batch with its tensors on ``device``: nests, dataclasses, and what has a ``to`` itself."""
     return _mapped(
         value,
-        lambda tensor: tensor.to(device, non_blocking=non_blocking),
+        lambda tensor: brought(tensor, device),
         lambda other: other.to(device) if hasattr(other, "to") else other,
     )
 
 
 def pinned(value: Any) -> Any:
-    """A batch in memory from which a GPU copies while other work goes on."""
-    return _mapped(
-        value,
-        lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor,
-        lambda other: other.pin_memory() if hasattr(other, "pin_memory") else other,
-    )
+    """A batch in memory from which a GPU copies while other work goes on, if there is one."""
+    return _mapped(value, pinned_tensor, lambda other: other)
 
 
 def _mapped(

@@ -13,6 +13,7 @@ from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile
 from orchestrator.core.training import OptimizerOptions, Task, TrainingOptions
 from workers import border
 from workers.data import SampleSource, to_device
+from workers.device import PROCESSOR, lent
 from workers.failures import user_code
 from workers.splitting import SplitModel, Tie, sample_randomness
 from workers.stage import SavedBytes, autocast
@@ -52,15 +53,22 @@ class Passage:
         options: Precision.
         without_values: Run on tensors that have shapes and no values: nothing is allocated or
             computed. Numbers that a layer or the loss reads from a tensor are then 1.
+        device: Where they run, each lent to it; absent: where their parameters lie.
     """
 
     def __init__(
-        self, model: SplitModel, task: Task, options: TrainingOptions, *, without_values: bool
+        self,
+        model: SplitModel,
+        task: Task,
+        options: TrainingOptions,
+        *,
+        without_values: bool,
+        device: torch.device | None = None,
     ) -> None:
         self.model, self._task, self._options = model, task, options
         self._source = SampleSource(task.dataset, task.collate, 0, task.inputs)
-        self.device = next(
-            (p.device for layer in model.layers for p in layer.parameters()), torch.device("cpu")
+        self.device = device or next(
+            (p.device for layer in model.layers for p in layer.parameters()), PROCESSOR
         )
         self._batches: dict[int, Any] = {}
         self._without_values = without_values
@@ -78,7 +86,7 @@ class Passage:
         """Each layer's number, what it takes, and what it is."""
         value = self.first_input(size)
         for index in range(len(self.model.layers)):
-            with self._computing():
+            with lent(self.model.layers[index], self.device), self._computing():
                 saved = SavedBytes(self.model.layers, self._as_seen)
                 counter = FlopCounterMode(display=False, custom_mapping=_FLOP)
                 with counter, saved.counting():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from orchestrator.core.schedule import FORWARD
-from workers.executor import StepTimes
+from workers.clock import StepTimes
 
 LATE_TOLERANCE_S = 0.001
 """Real work that ends this little after its virtual end is on time: sleeping is no more exact."""
@@ -140,6 +140,10 @@ class VirtualClock:
         """End the instruction: wait for the virtual end, or count that it has passed."""
         self._wait_until(self._free_s)
         self.times.end_s = self._free_s
+
+    def end_work(self, waited_s: float) -> float:
+        """Every instruction was waited for when it ended."""
+        return 1.0
 
     def depart(self, op: str, size_bytes: int) -> float:
         """When a result sent now arrives at its neighbour; results of one direction queue up."""

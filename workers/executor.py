@@ -2,17 +2,16 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from orchestrator.core.plan import Group, Plan
 from orchestrator.core.plan import Stage as PlannedStage
 from orchestrator.core.schedule import FORWARD, Instruction, build_program
 from orchestrator.core.slot import Transfer
+from workers.clock import Clock
 from workers.failures import user_code
 from workers.faults import Injector
 from workers.feed import Feed
@@ -23,75 +22,6 @@ LEAST_TIMED_BYTES = 1 << 16
 """Smaller messages say more of this machine than of a link."""
 
 _TAGS = 1 << 30  # step tags lie below, the tags of layer moves above; gloo ends at 2**31
-
-
-@dataclass(slots=True)
-class StepTimes:
-    """Where the time of one step went on one device, in s; virtual on an emulated one."""
-
-    compute_s: float = 0.0
-    receive_s: float = 0.0
-    data_s: float = 0.0
-    num_operations: int = 0
-    num_late: int = 0
-    end_s: float = 0.0
-    sent: list[tuple[str, int, float]] = field(default_factory=list)
-    """(operation, bytes, s on the link) of each message, where its time on the link is known."""
-
-
-class Clock(Protocol):
-    """How instructions take time: as long as they need, or as long as an emulated device would."""
-
-    times: StepTimes
-
-    def begin_step(self, step: int, at_s: float) -> None:
-        """Start a step, whose first instruction may start at ``at_s``."""
-
-    def start(self, op: str, microbatch_samples: int, arrival_s: float) -> None:
-        """Start an instruction whose input arrived at ``arrival_s`` (0: nothing to wait for)."""
-
-    def finish(self) -> None:
-        """End the instruction: the real work is done."""
-
-    def depart(self, op: str, size_bytes: int) -> float:
-        """When a result sent now arrives at its neighbour; 0 in real time."""
-
-    def end_step(self, last_end_s: float) -> float:
-        """When the step ends, given when the last worker's instructions ended; waits until then."""
-
-
-class RealClock:
-    """Wall time. On a GPU an instruction ends when its kernels have."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._started_s = 0.0
-        self.times = StepTimes()
-
-    def begin_step(self, step: int, at_s: float) -> None:
-        """Start a step."""
-        self.times = StepTimes(end_s=at_s)
-
-    def start(self, op: str, microbatch_samples: int, arrival_s: float) -> None:
-        """Start an instruction."""
-        self._started_s = time.monotonic()
-
-    def finish(self) -> None:
-        """End the instruction."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        now_s = time.monotonic()
-        self.times.compute_s += now_s - self._started_s
-        self.times.num_operations += 1
-        self.times.end_s = now_s
-
-    def depart(self, op: str, size_bytes: int) -> float:
-        """No virtual time."""
-        return 0.0
-
-    def end_step(self, last_end_s: float) -> float:
-        """The step ends now."""
-        return time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +157,11 @@ class Executor:
                 self._backward(instruction, share, clock)
         if self.feed:
             self.data_s = self.feed.waited_s - waited_s
+        # What the process waited for while the device was still at work held up nothing.
+        idle_ratio = clock.end_work(self.data_s + self.receive_s)
+        self._stage.tally(share.step)
+        self.data_s *= idle_ratio
+        self.receive_s *= idle_ratio
 
     def _program(self, microbatches: tuple[int, ...]) -> tuple[Instruction, ...]:
         if not microbatches:

@@ -10,7 +10,8 @@ import torch
 import orchestrator
 import workers
 from orchestrator.core.slot import WorkerFailed
-from orchestrator.errors import ConfigError, UserCodeError
+from orchestrator.errors import ConfigError, DeviceMemoryError, UserCodeError
+from workers.device import is_out_of_memory
 from workers.process_groups import LostContactError
 from workers.transport import PeerLostError
 
@@ -54,6 +55,11 @@ def in_words(error: BaseException) -> str:
     return f"{name}: {message}" if message else name
 
 
+def in_one_line(error: BaseException) -> str:
+    """The first sentence of torch's long stories about memory."""
+    return in_words(error).partition("\n")[0].partition(" If reserved but")[0]
+
+
 @contextmanager
 def user_code(place: object) -> Iterator[None]:
     """Turn whatever the user's code raises inside into a UserCodeError that names ``place``.
@@ -65,12 +71,15 @@ def user_code(place: object) -> Iterator[None]:
 
     Raises:
         UserCodeError: With the user's frames in ``user_traceback``.
+        DeviceMemoryError: If memory ran out: the plan asked for too much, not the user.
     """
     try:
         yield
-    except UserCodeError:
+    except (UserCodeError, DeviceMemoryError):
         raise
     except BaseException as error:
+        if is_out_of_memory(error):
+            raise DeviceMemoryError(f"{place}: {in_one_line(error)}") from error
         raise UserCodeError(f"{place} raised {in_words(error)}", user_traceback(error)) from error
 
 
@@ -86,10 +95,13 @@ def worker_failed(
         device_ids: Of all workers, by rank.
     """
     message, shown = f"{type(error).__name__}: {error}", ""
-    if isinstance(error, PeerLostError):
+    full = isinstance(error, DeviceMemoryError) or is_out_of_memory(error)
+    if full:
+        message = str(error) if isinstance(error, DeviceMemoryError) else in_one_line(error)
+    elif isinstance(error, PeerLostError):
         message = f"lost contact with {device_ids[error.rank]}: {error.reason}"
     elif isinstance(error, UserCodeError):
         message, shown = str(error), error.user_traceback
     elif isinstance(error, LostContactError | ConfigError):
         message = str(error)
-    return WorkerFailed(device_id, step, message, shown)
+    return WorkerFailed(device_id, step, message, shown, full)

@@ -101,7 +101,7 @@ class Feed:
             assert self._due == (step, positions), "microbatches are taken in their order"
             batch = self._loader.take()
             self._due = next(self._expected, None)
-        batch = to_device(batch, self._device, non_blocking=self._device.type == "cuda")
+        batch = to_device(batch, self._device)
         self.waited_s += time.monotonic() - started_s
         return batch
 
@@ -131,8 +131,7 @@ class Feed:
 
     def _load(self, step: int, positions: range) -> Any:
         self._source.release(self._oldest)
-        batch = self._source.batch(positions, f"step {step}: ")
-        return pinned(batch) if self._device.type == "cuda" else batch
+        return pinned(self._source.batch(positions, f"step {step}: "))
 
 
 _STOPPED = "the worker was told to stop while it waited for samples"

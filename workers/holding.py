@@ -8,6 +8,7 @@ from torch import nn
 
 from orchestrator.errors import ConfigError
 from workers.checkpointing import LayerState
+from workers.device import give_back, take
 from workers.grouping import find_groups
 from workers.moving import find_moves, holders, move_layers
 from workers.orders import Assignment, Standing, WorkerSpec
@@ -94,6 +95,7 @@ class Holding:
                     "is no checkpoint to restore"
                 )
         state.keep(mine)
+        give_back(state.device)
         options = self._spec.options.optimizer
         groups = find_groups(model, options.groups, state.layers)
         self._optimizer = make_optimizer(options, state.parameters(), groups)
@@ -112,8 +114,8 @@ class Holding:
         layers = model.layers
         if assignment.discard:  # copied together: ties stay ties
             layers = tuple(copy.deepcopy(nn.ModuleList(layers)))
-        device = torch.device(self._spec.device)
-        self._state = ModelState(layers, device, self._spec.options.precision)
+        precision = self._spec.options.precision
+        self._state = ModelState(layers, take(self._spec.device), precision)
         self.discards = assignment.discard
         return self._state, True
 

@@ -4,14 +4,15 @@ import heapq
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from workers.messages import GOODBYE_TAG, HEADER, Channel, Message, encode, read_message
+from workers.lanes import Lane
+from workers.messages import Channel, Message, Parts, encoder, goodbye, read_message
 
 _CLOSE_GRACE_S = 0.5  # for the goodbyes to pass; a peer that hangs must not hold us up
 
@@ -124,7 +125,7 @@ class Mailbox:
 class _Outgoing:
     priority: int
     sequence: int
-    buffers: list[memoryview] = field(compare=False)
+    encode: Callable[[], Parts] = field(compare=False)
 
 
 class _Sender:
@@ -133,20 +134,22 @@ class _Sender:
     Its thread starts with the first message.
     """
 
-    def __init__(self, peer: int, channel: Channel, mailbox: Mailbox) -> None:
-        self._peer, self._channel, self._mailbox = peer, channel, mailbox
+    def __init__(
+        self, peer: int, channel: Channel, mailbox: Mailbox, lane: Lane | None = None
+    ) -> None:
+        self._peer, self._channel, self._mailbox, self._lane = peer, channel, mailbox, lane
         self._changed = threading.Condition()
         self._heap: list[_Outgoing] = []
         self._num_put = self._num_open = self._num_dropped = 0
         self._thread: threading.Thread | None = None
         self._ended = False
 
-    def put(self, buffers: list[memoryview], priority: int, *, final: bool = False) -> None:
+    def put(self, encode: Callable[[], Parts], priority: int, *, final: bool = False) -> None:
         with self._changed:
             if self._ended:
                 self._num_dropped += not final
                 return
-            heapq.heappush(self._heap, _Outgoing(priority, self._num_put, buffers))
+            heapq.heappush(self._heap, _Outgoing(priority, self._num_put, encode))
             self._num_put += 1
             self._num_open += 1
             self._ended = final
@@ -166,7 +169,11 @@ class _Sender:
                     self._changed.wait()
                 outgoing = heapq.heappop(self._heap)
             try:
-                self._channel.write(outgoing.buffers)
+                buffers, given = outgoing.encode()
+                self._channel.write(buffers)
+                for tensor in given:
+                    assert self._lane is not None, "nothing is given without a lane"
+                    self._lane.give(tensor)
             except (
                 OSError,
                 RuntimeError,
@@ -178,7 +185,7 @@ class _Sender:
             with self._changed:
                 self._num_open = max(0, self._num_open - 1)  # 0: dropped while it was written
                 self._changed.notify_all()
-            del outgoing  # frees the tensors before the next wait
+            del outgoing, given  # frees the tensors before the next wait
 
     def abandon(self) -> None:
         """Forget what is queued: nobody will read it."""
@@ -209,7 +216,7 @@ class _Sender:
         """End the thread after a last word, which overtakes what is queued."""
         with self._changed:
             self._drop()
-        self.put([memoryview(bytearray(HEADER.pack(GOODBYE_TAG, 0.0, 0, 0)))], 0, final=True)
+        self.put(goodbye, 0, final=True)
 
     def join(self, timeout_s: float) -> None:
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -217,13 +224,21 @@ class _Sender:
 
 
 class LinkTransport:
-    """A Transport over one Channel a peer."""
+    """A Transport over one Channel a peer, and where there is one a Lane beside it."""
 
-    def __init__(self, rank: int, channels: Mapping[int, Channel]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        channels: Mapping[int, Channel],
+        lanes: Mapping[int, Lane] | None = None,
+    ) -> None:
         self.rank = rank
-        self._channels = dict(channels)
+        self._channels, self._lanes = dict(channels), dict(lanes or {})
         self._mailbox = Mailbox()
-        self._senders = {p: _Sender(p, c, self._mailbox) for p, c in self._channels.items()}
+        self._senders = {
+            peer: _Sender(peer, channel, self._mailbox, self._lanes.get(peer))
+            for peer, channel in self._channels.items()
+        }
         self._closing = threading.Lock()
         self._readers = [
             threading.Thread(target=self._read, args=link, name=f"read-from-{link[0]}", daemon=True)
@@ -235,12 +250,13 @@ class LinkTransport:
     def _read(self, peer: int, channel: Channel) -> None:
         try:
             while True:
-                tag, message = read_message(channel)
+                tag, message = read_message(channel, self._lanes.get(peer))
                 self._mailbox.deliver(peer, tag, message)
                 del message  # frees the tensors before the next wait
         except (OSError, EOFError, RuntimeError, ValueError) as error:  # ValueError: closed socket
             self._mailbox.lose(peer, str(error))
-            # The answer frees the reader of a peer that cannot end it from within (gloo).
+            if peer in self._lanes:
+                self._lanes[peer].close()
             self._senders[peer].say_goodbye()
 
     def _check_peer(self, peer: int) -> None:
@@ -279,7 +295,7 @@ class LinkTransport:
         if tag < 0:
             raise ValueError(f"tag is {tag}; it must not be negative")
         self._mailbox.check(dst)
-        self._senders[dst].put(encode(tensors, tag, vtime), priority)
+        self._senders[dst].put(encoder(tuple(tensors), tag, vtime, self._lanes.get(dst)), priority)
 
     def flush(self, timeout_s: float) -> None:
         """Block until everything queued was handed to the network.
@@ -307,6 +323,8 @@ class LinkTransport:
         with self._closing:
             for sender in self._senders.values():
                 sender.say_goodbye()
+            for lane in self._lanes.values():
+                lane.close()
             deadline_s = time.monotonic() + _CLOSE_GRACE_S
             for sender in self._senders.values():
                 sender.join(max(0.0, deadline_s - time.monotonic()))

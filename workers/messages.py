@@ -2,12 +2,14 @@
 
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Protocol
 
 import torch
+
+from workers.device import host_tensor, ready, settled
+from workers.lanes import Lane
 
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
@@ -16,15 +18,16 @@ DTYPES = (
 """The position is what travels: append, never reorder."""
 
 HEADER = struct.Struct("<qdii")  # tag, virtual time, tensors, bytes of their description
-_TENSOR = struct.Struct("<BB")  # dtype, dimensions; then one int64 a dimension
+_TENSOR = struct.Struct("<BB?")  # dtype, dimensions, by the lane; then one int64 a dimension
 GOODBYE_TAG = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """Tensors on the CPU, as sent, and the virtual time in s of their arrival (0: real time).
+    """Tensors as sent, on the CPU or from a lane, and the virtual time in s of their arrival.
 
-    ``read_s``: how long the bytes took to come, from the first to the last.
+    A virtual time of 0 is real time. ``read_s``: how long the bytes took to come, from the first
+    to the last.
     """
 
     tensors: tuple[torch.Tensor, ...]
@@ -57,28 +60,53 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # a buffer
 
 
-def encode(tensors: Iterable[torch.Tensor], tag: int, vtime: float) -> list[memoryview]:
-    """Buffers to write for a message; the views share memory with (and keep alive) the tensors.
+Parts = tuple[list[memoryview], list[torch.Tensor]]
+"""Of a message: buffers for the connection, and tensors that take the lane behind them."""
+
+
+def encoder(
+    tensors: Sequence[torch.Tensor], tag: int, vtime: float, lane: Lane | None = None
+) -> Callable[[], Parts]:
+    """What makes the parts of a message, on the thread that writes them.
+
+    It waits until the tensors are computed, which on a GPU may be later. The views share memory
+    with (and keep alive) the tensors, or their copies in the machine's memory.
 
     Raises:
         ValueError: On a dtype that cannot travel.
     """
-    parts, description, num_tensors = [], bytearray(), 0
     for tensor in tensors:
         if tensor.dtype not in DTYPES:
             raise ValueError(
                 f"a tensor of dtype {tensor.dtype} cannot be sent; use one of {DTYPES}"
             )
-        flat = tensor.detach().cpu().contiguous()
-        description += _TENSOR.pack(DTYPES.index(flat.dtype), flat.dim())
-        description += struct.pack(f"<{flat.dim()}q", *flat.shape)
-        parts.append(_bytes_of(flat))
-        num_tensors += 1
-    header = bytearray(HEADER.pack(tag, vtime, num_tensors, len(description)))
-    return [memoryview(header), memoryview(description), *parts]
+    at, by_lane = ready(tensors), [_takes(lane, tensor) for tensor in tensors]
+
+    def encoded() -> Parts:
+        parts, given, description = [], [], bytearray()
+        for tensor, apart in zip(settled(tensors, at, by_lane), by_lane, strict=True):
+            description += _TENSOR.pack(DTYPES.index(tensor.dtype), tensor.dim(), apart)
+            description += struct.pack(f"<{tensor.dim()}q", *tensor.shape)
+            if apart:
+                given.append(tensor)
+            else:
+                parts.append(_bytes_of(tensor))
+        header = bytearray(HEADER.pack(tag, vtime, len(tensors), len(description)))
+        return [memoryview(header), memoryview(description), *parts], given
+
+    return encoded
 
 
-def read_message(channel: Channel) -> tuple[int, Message]:
+def _takes(lane: Lane | None, tensor: torch.Tensor) -> bool:
+    return lane is not None and tensor.device == lane.device and tensor.numel() > 0
+
+
+def goodbye() -> Parts:
+    """The last message."""
+    return [memoryview(bytearray(HEADER.pack(GOODBYE_TAG, 0.0, 0, 0)))], []
+
+
+def read_message(channel: Channel, lane: Lane | None = None) -> tuple[int, Message]:
     """Block for the next message and return its tag and content.
 
     Raises:
@@ -93,13 +121,20 @@ def read_message(channel: Channel) -> tuple[int, Message]:
         raise EOFError("it closed its transport")
     description = bytearray(description_bytes)
     channel.read_into(memoryview(description))
-    tensors, at = [], 0
+    tensors, waiting, at = [], [], 0
     for _ in range(num_tensors):
-        dtype, num_dims = _TENSOR.unpack_from(description, at)
+        dtype, num_dims, apart = _TENSOR.unpack_from(description, at)
         shape = struct.unpack_from(f"<{num_dims}q", description, at + _TENSOR.size)
         at += _TENSOR.size + 8 * num_dims
-        tensor = torch.empty(shape, dtype=DTYPES[dtype])
-        if prod(shape):
+        if apart:
+            assert lane is not None, "both ends of a link have one, or none"
+            tensor = torch.empty(shape, dtype=DTYPES[dtype], device=lane.device)
+            waiting.append(tensor)
+        else:
+            tensor = host_tensor(shape, DTYPES[dtype])
             channel.read_into(_bytes_of(tensor))
         tensors.append(tensor)
+    if lane is not None:
+        for tensor in waiting:  # they come behind all that takes the connection
+            lane.fill(tensor)
     return tag, Message(tuple(tensors), vtime, time.monotonic() - started_s)

@@ -1,13 +1,21 @@
 """The other workers of a run: joined through a store, left at a fault, and joined anew."""
 
+import json
+import logging
 import traceback
+from dataclasses import asdict
 from datetime import timedelta
 
+import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from workers.device import PROCESSOR, DeviceFacts, facts
 from workers.process_groups import ProcessGroups, contact
+from workers.sums import DIRECT, choose_backend
 from workers.transport import TRANSPORTS, Transport
+
+logger = logging.getLogger(__name__)
 
 
 class Peers:
@@ -21,6 +29,9 @@ class Peers:
             timeout_s: Of every collective, and of the set-up.
         """
         self._transport_name, self._timeout_s = transport, timeout_s
+        self.device = PROCESSOR
+        """That of this process."""
+
         self.device_ids: tuple[str, ...] = ()
         """What the others are called, by rank; known once there is a plan."""
 
@@ -60,22 +71,43 @@ class Peers:
         with contact("joining the others"):
             timeout = timedelta(seconds=self._timeout_s)
             store = TCPStore(store_host, store_port, is_master=False, timeout=timeout)
-            self._groups = ProcessGroups(
-                PrefixStore("groups", store),
-                rank=rank,
-                world_size=world_size,
-                host=store_host,
-                timeout_s=self._timeout_s,
-            )
-            self._groups.try_out()
+            everybody = self._introduce(PrefixStore("devices", store), rank, world_size)
+            backend, why_not = choose_backend(everybody)
+            if self.device != PROCESSOR:
+                logger.info("sums of gradients by %s%s", backend, why_not and f": {why_not}")
+
+            def groups(directly_on: torch.device | None) -> ProcessGroups:
+                return ProcessGroups(
+                    PrefixStore("groups/gloo" if directly_on is None else "groups/direct", store),
+                    rank=rank,
+                    world_size=world_size,
+                    host=store_host,
+                    timeout_s=self._timeout_s,
+                    directly_on=directly_on,
+                )
+
+            self._groups = groups(self.device if backend == DIRECT else None)
+            if backend == DIRECT and not self._groups.can_be_direct():
+                self._groups.close()
+                self._groups = groups(None)
+            self._groups.try_out(self._timeout_s)
             self._transport = TRANSPORTS[self._transport_name](
                 rank, world_size, PrefixStore("transport", store), timeout_s=self._timeout_s
             )
 
+    def _introduce(self, store: Store, rank: int, world_size: int) -> list[DeviceFacts]:
+        """What devices all of them have, by rank."""
+        names = [str(peer) for peer in range(world_size)]
+        store.set(names[rank], json.dumps(asdict(facts(self.device))))
+        store.wait(names, timedelta(seconds=self._timeout_s))
+        return [DeviceFacts(**json.loads(told)) for told in store.multi_get(names)]
+
     def hang_up(self) -> None:
-        """Close the transport only, which frees whoever waits for a message, here and there."""
+        """Free whoever waits for a message, here and there, or here in a sum on GPUs."""
         if self._transport is not None:
             self._transport.close()
+        if self._groups is not None:
+            self._groups.break_off()
 
     def cut(self, device_id: str) -> None:
         """Give up the link to one of them; nothing happens where there is none."""

@@ -20,6 +20,7 @@ from orchestrator.core.model import ModelProfile, profile_from_json, profile_to_
 from orchestrator.core.training import Task, TrainingOptions
 from workers import border
 from workers.data import SampleSource
+from workers.device import PROCESSOR
 from workers.failures import user_code
 from workers.profiler import profile_model
 from workers.splitting import SplitModel
@@ -38,9 +39,9 @@ def known_or_measured(
     task: Task,
     options: TrainingOptions,
     *,
-    kind: str = "cpu",
     wall: bool = False,
     fresh: bool = False,
+    device: torch.device = PROCESSOR,
 ) -> ModelProfile:
     """As ``profile_model``, unless the same model was measured on such a device of this machine.
 
@@ -51,19 +52,18 @@ def known_or_measured(
         model: Cut.
         task: Whose samples and loss.
         options: Precision, microbatch and optimizer.
-        kind: Name of the device's kind in the profile.
         wall: See ``profile_model``.
         fresh: Measure whatever is kept, and keep that.
+        device: Where they are measured; its type is the kind in the profile.
     """
-    device = next((p.device for m in model.layers for p in m.parameters()), torch.device("cpu"))
     folder = None if wall and device.type == "cpu" else cache_folder()
     path = None
     if folder is not None:
-        path = str(folder / f"{fingerprint(model, task, options, device, kind)}.json")
+        path = str(folder / f"{fingerprint(model, task, options, device)}.json")
         if not fresh and (known := _read(path, model)) is not None:
             logger.info("the layers' figures are those of %s; %s=off measures", path, ENVIRONMENT)
             return known
-    found = profile_model(model, task, options, kind=kind, wall=wall)
+    found = profile_model(model, task, options, kind=device.type, wall=wall, device=device)
     if path is not None:
         try:
             storage.write_json(path, profile_to_json(found))
@@ -88,7 +88,7 @@ def cache_folder() -> Path | None:
 
 
 def fingerprint(
-    model: SplitModel, task: Task, options: TrainingOptions, device: torch.device, kind: str
+    model: SplitModel, task: Task, options: TrainingOptions, device: torch.device
 ) -> str:
     """Differs where layers, what they take, how they are trained, or the device differ.
 
@@ -99,7 +99,7 @@ def fingerprint(
         batch = source.batch(range(options.microbatch))
     told = hashlib.sha256()
     for part in (
-        _VERSION, torch.__version__, platform.python_version(), kind, _processor(device),
+        _VERSION, torch.__version__, platform.python_version(), device.type, _processor(device),
         torch.get_num_threads(), options.task, options.precision, options.microbatch,
         replace(options.optimizer, lr=1.0), model.names, model.ties,
         [_shape(t) for t in border.tensors(batch)], *_code(task.loss),

@@ -20,6 +20,7 @@ from workers.describing import (
     state_bytes,
     state_ratio,
 )
+from workers.device import PROCESSOR, finish, lent
 from workers.failures import user_code
 from workers.splitting import SplitModel
 from workers.update import make_optimizer
@@ -44,6 +45,7 @@ def profile_model(
     *,
     kind: str = "cpu",
     wall: bool = False,
+    device: torch.device = PROCESSOR,
 ) -> ModelProfile:
     """Return what planning needs to know of a model, measured here under the name ``kind``.
 
@@ -53,6 +55,9 @@ def profile_model(
     their median, and layers take turns, so that no disturbance hits one alone. Parameters,
     gradients and random state are left as they were.
 
+    The layers lie where the task built them, and are lent to ``device`` one at a time: the whole
+    model may be too large for it.
+
     With ``wall`` all times of a CPU are stretched alike, to what the wall clock says of the
     whole measurement. Where processor time is lent by the slice (a quota, a lasting neighbour),
     most layers run at full speed and a few sit out a long pause, which no median shows.
@@ -61,7 +66,7 @@ def profile_model(
         UserCodeError: If the dataset, a layer or the loss raises.
         ConfigError: If torch does not know the optimizer.
     """
-    bench = _Bench(model, task, options)
+    bench = _Bench(model, task, options, device)
     times, update_s = bench.measure()
     stretch = bench.stretch() if wall else 1.0
     layers = range(len(model.layers))
@@ -82,10 +87,11 @@ def profile_model(
 class _Bench:
     """The layers on the bench: which are alike, and what one of these takes at every size."""
 
-    def __init__(self, model: SplitModel, task: Task, options: TrainingOptions) -> None:
-        self._model, self._options = model, options
-        self._passage = Passage(model, task, options, without_values=False)
-        self._device = self._passage.device
+    def __init__(
+        self, model: SplitModel, task: Task, options: TrainingOptions, device: torch.device
+    ) -> None:
+        self._model, self._options, self._device = model, options, device
+        self._passage = Passage(model, task, options, without_values=False, device=device)
         self.sizes = microbatch_sizes(options.microbatch)
         self.facts: list[LayerFacts] = []
         self.optimizer_ratio = 1.0
@@ -114,7 +120,8 @@ class _Bench:
         value = self._passage.first_input(size)
         for index, number in enumerate(self._class_of):
             self._inputs.setdefault((number, size), value)
-            output, _ = self._passage.forward(index, size, detached(value))
+            with lent(self._model.layers[index], self._device):
+                output, _ = self._passage.forward(index, size, detached(value))
             value = detached(output)
 
     def measure(self) -> tuple[dict[tuple[int, int], _Seconds], dict[int, float]]:
@@ -139,7 +146,7 @@ class _Bench:
 
     def stretch(self) -> float:
         """How much longer the measured layers took than their times say; 1 but on a CPU."""
-        return self._wall_s / self._told_s if self._device.type == "cpu" and self._told_s else 1.0
+        return self._wall_s / self._told_s if self._device == PROCESSOR and self._told_s else 1.0
 
     def _take_turns(self, stopwatch: Callable[[], float]) -> dict[tuple[int, int], list[_Seconds]]:
         """Times by (number of the class, size); each repeat measures another member of a class."""
@@ -158,16 +165,22 @@ class _Bench:
         return taken
 
     def _stopwatch(self) -> Callable[[], float]:
-        if self._device.type != "cpu":
+        if self._device == PROCESSOR and torch.get_num_threads() == 1:
+            return time.thread_time
 
-            def synchronized() -> float:
-                torch.cuda.synchronize(self._device)
-                return time.perf_counter()
+        def at_rest() -> float:
+            finish(self._device)
+            return time.perf_counter()
 
-            return synchronized
-        return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+        return at_rest
 
     def _time(
+        self, number: int, index: int, size: int, stopwatch: Callable[[], float]
+    ) -> tuple[float, float]:
+        with lent(self._model.layers[index], self._device):
+            return self._time_here(number, index, size, stopwatch)
+
+    def _time_here(
         self, number: int, index: int, size: int, stopwatch: Callable[[], float]
     ) -> tuple[float, float]:
         value = detached(self._inputs[number, size])
@@ -183,7 +196,8 @@ class _Bench:
 
     def _update(self, layer: nn.Module, stopwatch: Callable[[], float]) -> tuple[float, int, int]:
         """Time of an optimizer step on copies of the parameters, bytes of its state and of them."""
-        copies = [nn.Parameter(p.detach().clone()) for p in layer.parameters() if p.requires_grad]
+        trained = (p.detach() for p in layer.parameters() if p.requires_grad)
+        copies = [nn.Parameter(p.to(self._device, copy=True)) for p in trained]
         optimizer = make_optimizer(self._options.optimizer, copies)
         if optimizer is None:
             return 0.0, 0, 0

@@ -116,7 +116,8 @@ class _Draws(TorchDispatchMode):
             return (uniform < args[0]).to(args[0].dtype)
         if func is _aten.native_dropout.default and args[2]:
             kept = self._samples.fill(args[0], _aten.bernoulli_.float, 1 - args[1])
-            return args[0] * kept / (1 - args[1]), kept.bool()
+            # Scaled as where it is not fused (on a processor), so that both round alike.
+            return args[0] * (kept / (1 - args[1])), kept.bool()
         return func(*args, **options)
 
 

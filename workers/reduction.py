@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from orchestrator.core.plan import Plan, segments
-from workers.process_groups import OwnerSet, ProcessGroups, contact, start_sum
+from workers.process_groups import OwnerSet, ProcessGroups, contact
 from workers.splitting import Tie
 
 
@@ -94,14 +94,14 @@ class GradientSums:
                     parameter.grad = parameter.grad.to_dense()
         with contact("the sum of gradients"):
             for bucket in self._buckets:
-                group = self._groups.get(bucket.owners)
-                if group is not None:
+                if len(bucket.owners) > 1:
                     flat = _flatten(bucket.parameters)
-                    started.append((bucket, flat, start_sum(flat, group, patience_s)))
+                    started.append(
+                        (bucket, self._groups.begin_sum(flat, bucket.owners, patience_s))
+                    )
             under_way()
-            for bucket, flat, work in started:
-                work.wait()
-                _scatter(bucket.parameters, flat)
+            for bucket, begun in started:
+                _scatter(bucket.parameters, begun.wait())
 
     def counted(self) -> Iterator[torch.Tensor]:
         """Summed gradients that enter the norm here: those of which this is the first owner."""

@@ -115,6 +115,7 @@ class _Hall:
         batch = self._batch(positions)
         output = stage.forward(0, 0, positions, self._inputs(batch))
         stage.finish(0, 0, output, batch, 1)
+        stage.tally(0)
         self._check_roots(stage.roots(0))
         stage.backward(0, 0)
         return _Heard([stage.loss_sum], stage.weight_sum)
@@ -141,6 +142,7 @@ class _Hall:
                 heard.crossed[k].append(border.mapped(output, lambda t: t.detach().clone()))
                 if i == count - 1:
                     stage.finish(k, 0, output, self._batch(positions), 1)
+                    stage.tally(0)
                     heard.losses.append(stage.loss_sum - heard.loss)
                 else:
                     values[k] = tuple(t.clone() for t in stage.send(k, output))

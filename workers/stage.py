@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.training import Precision
 from workers import border
+from workers.device import brought
 from workers.failures import user_code
 from workers.scaling import LossScale
 from workers.splitting import sample_randomness
@@ -113,6 +114,7 @@ class Stage:
         self.peak_stash_bytes = 0
         self.loss_sum = 0.0
         self.weight_sum = 0.0
+        self._told: list[tuple[Tensor, Any]] = []  # loss sum and weight of each microbatch
         self._kept: dict[int, _Kept] = {}
         self._stash_bytes: dict[tuple, int] = {}  # by the shapes that come in
         self._token = torch.zeros((), device=work.device, requires_grad=True)
@@ -121,6 +123,7 @@ class Stage:
         """Forget the sums of the step before."""
         self.loss_sum, self.weight_sum, self.peak_stash_bytes = 0.0, 0.0, 0
         self._kept.clear()
+        self._told.clear()
 
     def receive(self, microbatch: int, wire: Sequence[Tensor]) -> Any:
         """Rebuild the input from what the stage before sent."""
@@ -128,7 +131,7 @@ class Stage:
         arrived = iter(wire[1:])
 
         def place(wants_gradient: bool) -> Tensor:
-            value = next(arrived).to(self.work.device)
+            value = brought(next(arrived), self.work.device)
             if not wants_gradient:
                 return value
             kept.gradients.append(None)
@@ -168,7 +171,8 @@ class Stage:
         """Last stage: take the loss of a microbatch, as its share of ``num_samples`` of the step.
 
         Raises:
-            UserCodeError: If the loss raises or returns something else than two sums.
+            UserCodeError: If the loss raises or returns something else than two sums; ``tally``
+                looks at their values.
         """
         assert self.work.loss is not None
         kept = self._kept[microbatch]
@@ -189,14 +193,7 @@ class Stage:
                     f"loss returned a tensor of shape {tuple(loss_sum.shape)}; return "
                     "(sum over samples, weight)"
                 )
-            weight = float(weight)
-            if not (weight >= 0 and math.isfinite(weight)):
-                raise ValueError(
-                    f"loss returned the weight {weight}; return (sum over samples, weight) with "
-                    "the number of samples, or of tokens, as the weight"
-                )
-            self.loss_sum += float(loss_sum.detach())
-            self.weight_sum += weight
+            self._told.append((loss_sum.detach(), weight))
         if loss_sum.requires_grad:
             # A tensor of no dimension, as torch's scaler has it: a loss in fp16 becomes fp32.
             scale = torch.tensor(self.work.loss_scale.scale, dtype=torch.float32).to(
@@ -207,6 +204,24 @@ class Stage:
     def roots(self, microbatch: int) -> tuple[Tensor, ...]:
         """What backward of a microbatch will start from."""
         return self._kept[microbatch].outputs
+
+    def tally(self, step: int) -> None:
+        """Add up what the losses of the step told; on a GPU they are known only now.
+
+        Raises:
+            UserCodeError: If a weight is no number of samples.
+        """
+        with user_code(f"step {step}: the loss"):
+            for loss_sum, told in self._told:
+                weight = float(told)
+                if not (weight >= 0 and math.isfinite(weight)):
+                    raise ValueError(
+                        f"loss returned the weight {weight}; return (sum over samples, weight) "
+                        "with the number of samples, or of tokens, as the weight"
+                    )
+                self.loss_sum += float(loss_sum)
+                self.weight_sum += weight
+        self._told.clear()
 
     def backward(
         self, microbatch: int, step: int, wire: Sequence[Tensor] = ()
@@ -226,7 +241,8 @@ class Stage:
         gradients: list[Tensor] | None = None
         if wire:
             arrived = iter(wire[1:])
-            present = [next(arrived).to(self.work.device) if p else None for p in wire[0].tolist()]
+            device = self.work.device
+            present = [brought(next(arrived), device) if p else None for p in wire[0].tolist()]
             pairs = [(o, g) for o, g in zip(outputs, present, strict=True) if g is not None]
             outputs, gradients = tuple(o for o, _ in pairs), [g for _, g in pairs]
         if outputs:

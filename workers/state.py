@@ -20,6 +20,7 @@ from orchestrator.core.durable import (
 )
 from orchestrator.core.training import Precision
 from orchestrator.errors import ConfigError, DamagedCheckpointError
+from workers.device import place
 from workers.scaling import LossScale
 
 Tensors = dict[str, Tensor]  # "param/<name>", "buffer/<name>", "optim/<name>/<key>", LossScale's
@@ -127,7 +128,7 @@ class ModelState:
 
     def begin(self, layer: int) -> None:
         """Hold a layer as the user's task built it."""
-        self.layers[layer].to(self.device)
+        place(self.layers[layer], self.device)
         self.held |= {layer}
 
     def forget(self) -> None:
@@ -157,11 +158,12 @@ class ModelState:
         """Hand the optimizer the state of its parameters; both share the tensors from then on."""
         if optimizer is None:
             return
+        # torch keeps the step count on the CPU unless a kernel reads it.
+        counts_there = bool(optimizer.defaults.get("fused") or optimizer.defaults.get("capturable"))
         for parameter in self.parameters():
             if state := self._optimizer_state.get(parameter):
                 optimizer.state[parameter] = {
-                    # Adam's step count stays on the CPU, as torch keeps it
-                    key: value if value.dim() == 0 else value.to(self.device)
+                    key: value if key == "step" and not counts_there else value.to(self.device)
                     for key, value in state.items()
                 }
 

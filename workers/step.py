@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from orchestrator.core.plan import Plan, step_range, step_shares
 from orchestrator.core.schedule import BACKWARD, FORWARD
 from orchestrator.core.slot import StepReport, Transfer
-from workers.executor import Clock, Executor, Patience, Place, StepShare, StepTimes
+from workers.clock import Clock, StepTimes
+from workers.device import forget_peak, peak_memory_bytes
+from workers.executor import Executor, Patience, Place, StepShare
 from workers.reduction import GradientSums
 from workers.stage import Stage
 from workers.update import Ballot, Updater, Verdict, Vote, sum_of_squares
@@ -106,6 +106,7 @@ class StepRunner:
         patience = Patience(wall_s + window.patience_s, min(self.receive_s, window.patience_s))
         share = self.samples.share(self.plan, self.place.group_index, step)
         reach = partial(self.executor.faults.reach, step)
+        forget_peak(self.stage.work.device)
         loss_scale = self.stage.work.loss_scale.scale
         self.clock.begin_step(step, at_s)
         self.executor.run(share, self.clock, patience)
@@ -173,6 +174,5 @@ class StepRunner:
         return tuple(found)
 
     def _peak_memory_bytes(self) -> int:
-        if self.stage.work.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.stage.work.device)
-        return self.state_bytes() + self.stage.peak_stash_bytes
+        counted = peak_memory_bytes(self.stage.work.device)
+        return self.state_bytes() + self.stage.peak_stash_bytes if counted is None else counted

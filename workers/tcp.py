@@ -9,10 +9,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from workers.addresses import address_towards
+from workers.lanes import GroupLane
 from workers.links import LinkTransport, PeerLostError, wait_for_keys
 
 _MAGIC = b"lyray/1\n"
@@ -146,11 +148,19 @@ def _connect(
     return connection
 
 
-def tcp_transport(rank: int, world_size: int, store: Store, *, timeout_s: float) -> LinkTransport:
+def tcp_transport(
+    rank: int,
+    world_size: int,
+    store: Store,
+    *,
+    timeout_s: float,
+    lanes_on: torch.device | None = None,
+) -> LinkTransport:
     """Return a Transport over one TCP connection a pair of ranks; the higher rank connects.
 
     Addresses and the secret of this world travel through ``store``, which must be fresh.
-    Whoever does not prove to know the secret is dropped.
+    Whoever does not prove to know the secret is dropped. Tensors on the device ``lanes_on`` do
+    not take the connection but a lane of torch.distributed beside it.
 
     Raises:
         TimeoutError: If a rank does not come within ``timeout_s``.
@@ -183,4 +193,9 @@ def tcp_transport(rank: int, world_size: int, store: Store, *, timeout_s: float)
         finally:
             # Closing alone would leave the accepting thread blocked for ever.
             listener.shutdown(socket.SHUT_RDWR)
-    return LinkTransport(rank, {peer: _SocketChannel(c) for peer, c in connections.items()})
+    channels = {peer: _SocketChannel(c) for peer, c in connections.items()}
+    if lanes_on is None:
+        return LinkTransport(rank, channels)
+    ways = PrefixStore("lanes", store)
+    lanes = {peer: GroupLane(rank, peer, ways, timeout_s, lanes_on) for peer in channels}
+    return LinkTransport(rank, channels, lanes)

@@ -1,24 +1,14 @@
-"""How tensors travel between workers: the Transport protocol, its gloo form, the table of both."""
+"""How tensors travel between workers: the Transport protocol, and the table of its forms."""
 
 from collections.abc import Sequence
-from datetime import timedelta
-from typing import Protocol, cast
+from functools import partial
+from typing import Protocol
 
 import torch
-from torch.distributed.distributed_c10d import (
-    PrefixStore,
-    ProcessGroup,
-    ProcessGroupGloo,
-    Store,
-)
+from torch.distributed.distributed_c10d import Store
 
-from workers.links import (
-    LinkTransport,
-    PeerLostError,
-    Ticket,
-    TransportClosedError,
-    wait_for_keys,
-)
+from workers.device import CUDA, PROCESSOR
+from workers.links import LinkTransport, PeerLostError, Ticket, TransportClosedError
 from workers.messages import Message
 from workers.tcp import tcp_transport
 
@@ -30,7 +20,6 @@ __all__ = [
     "Transport",
     "TransportClosedError",
     "TransportFactory",
-    "gloo_transport",
 ]
 
 
@@ -99,42 +88,17 @@ class TransportFactory(Protocol):
         """
 
 
-class _GlooChannel:
-    """Bytes to and from one rank over torch's gloo. One tag and one reader keep the order."""
-
-    def __init__(self, group: ProcessGroup, peer: int) -> None:
-        self._group, self._peer = group, peer
-
-    def write(self, buffers: Sequence[memoryview]) -> None:
-        for buffer in buffers:
-            if buffer.nbytes:
-                self._group.send(
-                    [torch.frombuffer(buffer, dtype=torch.uint8)], self._peer, 0
-                ).wait()
-
-    def read_into(self, buffer: memoryview) -> None:
-        if buffer.nbytes:
-            self._group.recv([torch.frombuffer(buffer, dtype=torch.uint8)], self._peer, 0).wait()
-
-    def close(self) -> None:
-        """Nothing: only the goodbyes of both sides, or a death, end a receive of gloo."""
+def _with_nccl(rank: int, world_size: int, store: Store, *, timeout_s: float) -> LinkTransport:
+    here = torch.device(CUDA, torch.cuda.current_device())
+    return tcp_transport(rank, world_size, store, timeout_s=timeout_s, lanes_on=here)
 
 
-# A gloo wait that expires closes the pair, so a reader's never may; ``receive`` keeps its own time.
-_NEVER = timedelta(days=365)
+TRANSPORTS: dict[str, TransportFactory] = {
+    "tcp": tcp_transport,
+    "gloo": partial(tcp_transport, lanes_on=PROCESSOR),
+    "nccl": _with_nccl,
+}
+"""Name to factory. All have our own connections; the last two carry tensors by torch.distributed.
 
-
-def gloo_transport(rank: int, world_size: int, store: Store, *, timeout_s: float) -> LinkTransport:
-    """Return a Transport over a gloo process group of its own; see ``TransportFactory``."""
-    everybody = [f"gloo/{peer}" for peer in range(world_size)]
-    store.set(everybody[rank], "here")
-    wait_for_keys(store, everybody, timeout_s)  # gloo itself would wait for _NEVER
-    group = ProcessGroupGloo(PrefixStore("gloo", store), rank, world_size, _NEVER)
-    peers = (peer for peer in range(world_size) if peer != rank)
-    # torch's stub of the class lacks its send and recv.
-    links = {peer: _GlooChannel(cast("ProcessGroup", group), peer) for peer in peers}
-    return LinkTransport(rank, links)
-
-
-TRANSPORTS: dict[str, TransportFactory] = {"tcp": tcp_transport, "gloo": gloo_transport}
-"""Name to factory."""
+``tcp`` is what runs use: see docs/operations.md, section GPUs.
+"""

@@ -13,9 +13,10 @@ from torch import nn
 from orchestrator.core.training import OptimizerOptions, TrainingOptions
 from orchestrator.errors import ConfigError
 from workers.failures import user_code
-from workers.process_groups import contact, start_sum
+from workers.process_groups import contact
 from workers.reduction import real_view
 from workers.scaling import LossScale
+from workers.sums import start_sum
 
 _SUMS = 7  # squares, weight, loss, not finite, hold, due, busy
 _NOT_FOR_US = {"lbfgs": "it needs a closure", "sparseadam": "gradients are dense here"}

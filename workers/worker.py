@@ -10,11 +10,14 @@ import torch
 
 from orchestrator.core.durable import CheckpointPart
 from orchestrator.core.model import ModelProfile
+from orchestrator.errors import DeviceMemoryError
 from workers.checkpointing import CheckpointWriter
+from workers.clock import RealClock
+from workers.device import give_back, is_out_of_memory, take
 from workers.emulation import VirtualClock
 from workers.evaluation import Evaluator
-from workers.executor import Executor, Place, RealClock, make_place
-from workers.failures import worker_failed
+from workers.executor import Executor, Place, make_place
+from workers.failures import in_one_line, worker_failed
 from workers.faults import NO_FAULTS, Injector
 from workers.feed import Feed
 from workers.holding import Holding
@@ -72,19 +75,28 @@ class Worker:
             UserCodeError: If the user's code raises.
             ConfigError: If the model, its weights, its groups or the data will not do.
         """
+        self._device = self._peers.device = take(self._spec.device)
         self._found = load(self._spec, self._device_id)
         return self._found.info
 
     def profile(self, wall: bool, fresh: bool) -> ModelProfile:
         """Measure the layers on this device; see ``known_or_measured``."""
-        return known_or_measured(
-            self._loaded.model,
-            self._loaded.task,
-            self._spec.options,
-            kind=self._device.type,
-            wall=wall,
-            fresh=fresh,
-        )
+        try:
+            profile = known_or_measured(
+                self._loaded.model,
+                self._loaded.task,
+                self._spec.options,
+                wall=wall,
+                fresh=fresh,
+                device=self._device,
+            )
+        except DeviceMemoryError as error:
+            raise DeviceMemoryError(
+                f"device {self._device_id} has too little memory to measure the model: {error}; "
+                "write a smaller training.microbatch"
+            ) from error
+        give_back(self._device)
+        return profile
 
     def connect(self, store_host: str, store_port: int, rank: int, world_size: int) -> None:
         """Join all workers of the run; collective, see ``Peers.join``. The layers here stay."""
@@ -101,12 +113,18 @@ class Worker:
         Raises:
             ConfigError: If the checkpoint or the optimizer does not fit the model.
             PeerLostError, LostContactError: If a worker is gone; the peers of this one are freed.
+            DeviceMemoryError: If the layers do not fit.
         """
         try:
             self._install(assignment)
         except Exception as error:
             logger.exception("device %s", self._device_id)
             self._leave(error)
+            if is_out_of_memory(error):
+                raise DeviceMemoryError(
+                    f"device {self._device_id} ran out of memory taking its layers: "
+                    f"{in_one_line(error)}"
+                ) from error
             raise
 
     def _install(self, assignment: Assignment) -> None:

@@ -229,9 +229,9 @@ class Books:
 
         Devices lost in one slot count once; those that were taken away have a budget of
         their own. Workers that lost contact although none of them is gone have failed, too. An
-        error of the user's ends the run, and is nobody's failure.
+        error that would recur ends the run, and is nobody's failure.
         """
-        if any(isinstance(e, WorkerFailed) and e.user_traceback for e in events):
+        if any(isinstance(e, WorkerFailed) and e.would_recur for e in events):
             return False
         lost = [e for e in events if isinstance(e, DeviceLost) and e.device_id in in_use]
         failed, preempted = not all(e.preempted for e in lost), any(e.preempted for e in lost)

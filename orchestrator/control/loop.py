@@ -174,6 +174,7 @@ class ControlLoop:
                 in_use=in_use,
                 survives=books.survives(observation.events, in_use),
                 checkpoint_step=books.checkpoint_step,
+                predicted_bytes=dict(slot.predicted.peak_memory_bytes),
             )
         except OrchestratorError as error:
             self.save(self._state())  # what was spent and done so far is not forgotten

@@ -1,13 +1,13 @@
 """Which trouble ends a run, with which error, and the one time-out that all others follow."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
 from orchestrator.core.durable import ControlState
 from orchestrator.core.slot import CheckpointFailed, ClusterEvent, DeviceLost, WorkerFailed
-from orchestrator.errors import LostWorkerError, OrchestratorError, UserCodeError
+from orchestrator.errors import DeviceMemoryError, LostWorkerError, OrchestratorError, UserCodeError
 from orchestrator.telemetry.trends import SIGMA_PER_MEDIAN_DEVIATION
 
 LOST_CONTACT = "lost contact"
@@ -127,6 +127,7 @@ def judge(
     in_use: Collection[str],
     survives: bool = False,
     checkpoint_step: int | None,
+    predicted_bytes: Mapping[str, int] | None = None,
 ) -> None:
     """Pass over what the run survives and raise what ends it, the cause before its consequences.
 
@@ -138,8 +139,10 @@ def judge(
         in_use: Devices of the running plan.
         survives: Whether the run goes on without a device that it used.
         checkpoint_step: Step that a resumed run goes on with, None without a checkpoint.
+        predicted_bytes: What the running plan was to take of each device's memory.
 
     Raises:
+        DeviceMemoryError: If a device ran out of memory; says what was predicted.
         UserCodeError: If the user's code raised; carries the user's own frames.
         OrchestratorError: If too many checkpoints in a row could not be written.
         LostWorkerError: If a device in use is gone; names it and says how to resume.
@@ -152,6 +155,8 @@ def judge(
                 f"{event.message}",
                 event.user_traceback,
             )
+        if event.out_of_memory:
+            raise DeviceMemoryError(_memory_text(event, predicted_bytes or {}))
     if survives:
         failed = []
     lost = [
@@ -170,6 +175,17 @@ def judge(
     others = len({d for d, _ in causes} - {device_id})
     also = f" ({others} other worker{'s' * (others > 1)} stopped with it)" if others else ""
     raise LostWorkerError(f"device {device_id} {what}{also}; {resume}")
+
+
+def _memory_text(event: WorkerFailed, predicted_bytes: Mapping[str, int]) -> str:
+    peak = predicted_bytes.get(event.device_id)
+    said = f"; {peak / 2**30:.3g} GiB were predicted for it" if peak else ""
+    what = event.message.removeprefix(f"step {event.step}: ")
+    return (
+        f"device {event.device_id} ran out of memory at step {event.step}: {what}{said}; "
+        "write a smaller training.microbatch, give the pool a smaller memory_gib in "
+        "cluster.offers, or add devices; the same command goes on from the newest checkpoint"
+    )
 
 
 def _judge_checkpoints(events: Sequence[ClusterEvent], resume: str) -> None:

@@ -87,6 +87,13 @@ class WorkerFailed:
     step: int
     message: str
     user_traceback: str = ""
+    out_of_memory: bool = False
+    """Whether what the plan gave the device was too much for its memory."""
+
+    @property
+    def would_recur(self) -> bool:
+        """Whether trying again would only cost money."""
+        return bool(self.user_traceback) or self.out_of_memory
 
 
 @dataclass(frozen=True, slots=True)

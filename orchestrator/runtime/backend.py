@@ -327,7 +327,7 @@ class RayBackend:
     def _take(self, events: Sequence[ClusterEvent]) -> None:
         """Make up for what went wrong with the workers, unless it ends the run."""
         failures = [event for event in events if isinstance(event, WorkerFailed)]
-        if any(failure.user_traceback for failure in failures):
+        if any(failure.would_recur for failure in failures):
             self._events += failures
         elif failures or self._uses(e.device_id for e in events if isinstance(e, DeviceLost)):
             if not self._watch.end_failed(events) and not any(

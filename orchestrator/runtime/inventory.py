@@ -5,10 +5,12 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.control.backend import ClusterOptions, OfferOptions
 from orchestrator.core.cluster import known_kinds
+from orchestrator.core.products import product_kind
 from orchestrator.errors import ConfigError
 
 KIND_LABEL, POOL_LABEL, ZONE_LABEL = "lyray.kind", "lyray.pool", "lyray.zone"
 _ACCELERATOR = "accelerator_type:"
+_LABEL_IT = f"start it with --labels {KIND_LABEL}=KIND,{POOL_LABEL}=POOL"
 
 ACCELERATOR_KINDS: Mapping[str, str] = {
     "A100": "a100-40",
@@ -17,11 +19,26 @@ ACCELERATOR_KINDS: Mapping[str, str] = {
     "V100": "v100-16",
     "T4": "t4",
     "L4": "l4",
+    "L40S": "l40s",
     "A10G": "a10g",
     "P100": "p100",
-    "H100": "h100",
+    "H100": "h100-sxm",
+    "H200": "h200-sxm",
+    "GeForce-RTX-3090": "rtx-3090",
+    "GeForce-RTX-4090": "rtx-4090",
 }
-"""Accelerator type as Ray reports it, to the kind of the catalogue; any other in lower case."""
+"""Accelerator type as Ray reports it, to the kind of the catalogue; any other in lower case.
+
+It leaves open what the driver's name and memory say, which count first (``core/products.toml``).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A GPU as its driver calls it."""
+
+    name: str
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +89,37 @@ class Numbering:
         return places
 
 
+def unlabelled_gpus(nodes: Iterable[Mapping[str, object]]) -> dict[str, int]:
+    """Number of GPUs by Ray node, of the living nodes without a label ``lyray.kind``."""
+    return {
+        str(node["NodeID"]): int(_amounts(node.get("Resources")).get("GPU", 0))
+        for node in nodes
+        if node.get("Alive")
+        and KIND_LABEL not in _strings(node.get("Labels"))
+        and int(_amounts(node.get("Resources")).get("GPU", 0))
+    }
+
+
 def found_nodes(
-    nodes: Iterable[Mapping[str, object]], refuse: Callable[[str], None] | None = None
+    nodes: Iterable[Mapping[str, object]],
+    refuse: Callable[[str], None] | None = None,
+    products: Mapping[str, tuple[Product, ...] | None] | None = None,
 ) -> tuple[FoundNode, ...]:
     """Return the nodes that offer devices, from dictionaries as ``ray.nodes()`` returns them.
 
-    A node counts when it is alive and has a label ``lyray.kind`` or GPUs whose accelerator
-    type Ray reports. It has as many devices as GPUs; a labelled node without GPUs has as many
-    as its resource ``lyray`` says, else one. They share the CPUs that the node offers to Ray.
+    A node counts when it is alive and has a label ``lyray.kind`` or GPUs of a known kind, as
+    their driver calls them, else as the accelerator type says that Ray reports. It has as many
+    devices as GPUs; a labelled node without GPUs has as many as its resource ``lyray`` says, else
+    one. They share the CPUs that the node offers to Ray.
 
     Args:
         nodes: The dictionaries.
         refuse: Told of nodes that cannot be used, and why; None: the first such node raises.
+        products: GPUs by Ray node, of nodes that were asked; None: it has not answered yet, and
+            is passed over.
 
     Raises:
-        ConfigError: If a node has GPUs but nothing says of which kind.
+        ConfigError: If a node has GPUs of no known kind, or of several.
     """
     found = []
     for node in nodes:
@@ -95,15 +128,16 @@ def found_nodes(
         labels, resources = _strings(node.get("Labels")), _amounts(node.get("Resources"))
         name = str(node.get("NodeName") or node["NodeID"])
         num_gpus = int(resources.get("GPU", 0))
-        kind = labels.get(KIND_LABEL) or _accelerator_kind(labels, resources)
-        if kind is None and num_gpus:
-            problem = (
-                f"Ray node {name} has {num_gpus} GPUs of unknown type; start it with "
-                f"--labels {KIND_LABEL}=KIND,{POOL_LABEL}=POOL"
-            )
+        told = (products or {}).get(str(node["NodeID"]), ())
+        if told is None:
+            continue
+        try:
+            kind = labels.get(KIND_LABEL) or _gpu_kind(name, told, labels, resources)
+        except ConfigError as error:
             if refuse is None:
-                raise ConfigError(problem)
-            refuse(problem)
+                raise
+            refuse(str(error))
+            continue
         if kind is None:
             continue
         num_devices = num_gpus or int(resources.get("lyray", 1))
@@ -252,6 +286,39 @@ def _as_found(offer: OfferOptions, members: Sequence[FoundNode]) -> OfferOptions
         devices_per_node=members[0].num_devices,
         zone=members[0].zone or offer.zone,
     )
+
+
+def _gpu_kind(
+    name: str,
+    told: Sequence[Product],
+    labels: Mapping[str, str],
+    resources: Mapping[str, float],
+) -> str | None:
+    """The kind of an unlabelled node's GPUs; None: it has none, nor any other accelerator."""
+    kind, num_gpus = _told_kind(name, told), int(resources.get("GPU", 0))
+    kind = kind or _accelerator_kind(labels, resources)
+    if kind is None and num_gpus:
+        raise ConfigError(f"Ray node {name} has {num_gpus} GPUs of unknown type; {_LABEL_IT}")
+    return kind
+
+
+def _told_kind(name: str, told: Sequence[Product]) -> str | None:
+    """The kind of all GPUs of a node, as the driver calls them; None: it told nothing."""
+    if not told:
+        return None
+    kinds = {product.name: product_kind(product.name, product.memory_bytes) for product in told}
+    unknown = [product for product, kind in kinds.items() if kind is None]
+    if unknown:
+        raise ConfigError(
+            f"Ray node {name} has a {unknown[0]!r}, which is not in the catalogue; {_LABEL_IT}, "
+            "where KIND is the kind of its offer, and give that offer speed_ratio and memory_gib"
+        )
+    if len(set(kinds.values())) > 1:
+        raise ConfigError(
+            f"Ray node {name} has unlike GPUs ({', '.join(sorted(kinds))}); start one Ray node for "
+            "each kind, with CUDA_VISIBLE_DEVICES and --num-gpus"
+        )
+    return next(iter(kinds.values()))
 
 
 def _accelerator_kind(labels: Mapping[str, str], resources: Mapping[str, float]) -> str | None:

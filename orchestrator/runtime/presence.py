@@ -14,6 +14,7 @@ from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.inventory import FoundDevice, Numbering, found_nodes, number_nodes
 from orchestrator.runtime.notices import NoticeBoard
+from orchestrator.runtime.products import Products
 from orchestrator.runtime.truth import EmulatedTruth
 
 logger = logging.getLogger(__name__)
@@ -123,6 +124,7 @@ class RayPresence:
         numbering: Numbering,
         board: NoticeBoard,
         nodes: Callable[[], Iterable[Mapping[str, object]]],
+        products: Products,
     ) -> None:
         """Go on from what was found at the start.
 
@@ -132,9 +134,10 @@ class RayPresence:
             numbering: The names of its nodes.
             board: Notices from outside.
             nodes: Asks Ray for its nodes.
+            products: Asks new nodes for their GPUs; they are there once they have answered.
         """
         self._options, self._cluster, self._numbering = options, cluster, numbering
-        self._board, self._nodes = board, nodes
+        self._board, self._nodes, self._products = board, nodes, products
         self._like = {device.pool: device for device in cluster.devices}
         self._sight = Sight({}, {})
         self._looked_s, self._now_s = float("-inf"), 0.0
@@ -150,9 +153,9 @@ class RayPresence:
         return self._sight
 
     def _look(self, now_s: float) -> Sight:
-        found = number_nodes(
-            found_nodes(self._nodes(), self._refuse), self._options, self._numbering, self._refuse
-        )
+        nodes = tuple(self._nodes())
+        seen = found_nodes(nodes, self._refuse, self._products.ask(nodes))
+        found = number_nodes(seen, self._options, self._numbering, self._refuse)
         draining_s = _draining(now_s)
         present, leaving_s = {}, dict(self._board.read(now_s))
         for one in found:

@@ -22,6 +22,7 @@ from orchestrator.runtime.crew import Crew
 from orchestrator.runtime.inventory import Numbering, found_nodes, price_nodes
 from orchestrator.runtime.notices import NoticeBoard
 from orchestrator.runtime.presence import EmulatedPresence, Presence, RayPresence, place_of
+from orchestrator.runtime.products import ANSWER_S, Products
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.truth import EmulatedTruth, present_by
 
@@ -42,10 +43,19 @@ class Found:
     numbering: Numbering
 
 
-def find_devices(config: RunConfig, next_step: int = 0, actors: Any = ray) -> Found:
-    """Look for devices; of an emulated cluster's, those that events leave at ``next_step``.
+def find_devices(
+    config: RunConfig,
+    next_step: int = 0,
+    actors: Any = ray,
+    products: Products | None = None,
+) -> Found:
+    """Look for devices.
 
-    ``actors``: Ray, or what offers as much of it.
+    Args:
+        config: The whole file.
+        next_step: Of an emulated cluster, what events leave then is there.
+        actors: Ray, or what offers as much of it.
+        products: Asks nodes for their GPUs, and remembers.
 
     Raises:
         ConfigError: If the file describes a cluster that nothing can run on, or a found
@@ -61,7 +71,9 @@ def find_devices(config: RunConfig, next_step: int = 0, actors: Any = ray) -> Fo
             raise InfeasibleError("every device is lost; offer further ones, or start another run")
         return Found(options, tuple(Place(d, _here(actors)) for d in there), numbering)
     if config.cluster.source == "ray":
-        options, found = price_nodes(found_nodes(actors.nodes()), config.cluster, numbering)
+        nodes = actors.nodes()
+        told = (products or Products(actors)).ask(nodes, ANSWER_S)
+        options, found = price_nodes(found_nodes(nodes, None, told), config.cluster, numbering)
         places = tuple(place_of(device) for device in found)
         return Found(options, places, numbering)
     raise ConfigError(
@@ -106,7 +118,8 @@ def set_up(
         OrchestratorError: Whatever keeps the run from starting; started workers stay for the
             caller's ``Fleet.close``, or die with this process.
     """
-    found = find_devices(config, next_step, actors)
+    products = Products(actors)
+    found = find_devices(config, next_step, actors, products)
     emulated = config.cluster.source == "emulated"
     say(f"starting {len(found.places)} workers, which load the task")
     crew = Crew(
@@ -143,7 +156,7 @@ def set_up(
     presence: Presence = (
         EmulatedPresence(truth, _here(actors), board)
         if emulated
-        else RayPresence(found.options, cluster, found.numbering, board, actors.nodes)
+        else RayPresence(found.options, cluster, found.numbering, board, actors.nodes, products)
     )
     return Rig(
         crew=crew,

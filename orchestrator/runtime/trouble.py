@@ -49,18 +49,18 @@ class Trouble:
         )
 
     def take(self, step: int) -> tuple[ClusterEvent, ...]:
-        """The events, causes first: user errors, losses, own errors, lost contacts.
+        """The events, causes first: errors that would recur, losses, own errors, lost contacts.
 
         Args:
             step: First step not known to be done, to name in the reason of a loss.
         """
-        failures = sorted(self._failures, key=lambda f: (not f.user_traceback, not _is_own(f)))
+        failures = sorted(self._failures, key=lambda f: (not f.would_recur, not _is_own(f)))
         step = max([step, *(failure.step for failure in failures)])
         losses = [DeviceLost(x.device_id, f"{x.reason} (step {step})") for x in self._losses]
-        num_users = sum(1 for failure in failures if failure.user_traceback)
+        num_first = sum(failure.would_recur for failure in failures)
         self._failures, self._losses = [], []
-        return (*failures[:num_users], *losses, *failures[num_users:])
+        return (*failures[:num_first], *losses, *failures[num_first:])
 
 
 def _is_own(failure: WorkerFailed) -> bool:
-    return bool(failure.user_traceback) or not failure.message.startswith(SYMPTOMS)
+    return failure.would_recur or not failure.message.startswith(SYMPTOMS)

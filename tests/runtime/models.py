@@ -4,6 +4,7 @@ import math
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -370,20 +371,22 @@ def speaker(double: bool = True, width: int = 6, count: int = 4) -> Task:
 
 
 class Faulty(nn.Module):
-    def __init__(self, width: int, calls: int) -> None:
+    def __init__(self, width: int, calls: int, fail: Callable[[], object] | None = None) -> None:
         super().__init__()
         self.inner = nn.Linear(width, width)
-        self.calls_left = calls
+        self.calls_left, self._fail = calls, fail
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls_left -= 1
         if self.calls_left < 0:
+            if self._fail is not None:
+                self._fail()
             raise KeyError("no such thing")
         return self.inner(x)
 
 
 def failing(place: str, calls: int = 6) -> Task:
-    """Four layers; ``place`` raises after some calls: layer, loss or data."""
+    """Four layers; ``place`` raises after some calls: layer, shape, loss, data, output, memory."""
     width = 4
     layers: list[nn.Module] = [nn.Linear(width, width) for _ in range(4)]
     data = Rows(32, width)
@@ -404,6 +407,13 @@ def failing(place: str, calls: int = 6) -> Task:
 
     if place == "layer":
         layers[2] = Faulty(width, calls)
+    if place == "memory":
+        layers[2] = Faulty(width, calls, lambda: torch.empty(1 << 50))
+    if place == "shape":
+        layers[2] = nn.Linear(width + 1, width)
+    if place == "output":
+        layers[2] = Widen()
+        layers[3] = nn.Flatten(0)
     data = Data(32, width)
     return Task(layers=layers, loss=loss, dataset=data)
 

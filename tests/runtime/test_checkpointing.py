@@ -21,7 +21,8 @@ from tests.runtime.harness import make_spec, parts_of, wait_for_parts
 from tests.runtime.reference import largest_difference, saved_parameters, train_alone
 from tests.runtime.stores import mood
 from workers import checkpointing
-from workers.checkpointing import CheckpointWriter, LayerState, machine_bytes
+from workers.checkpointing import CheckpointWriter, LayerState
+from workers.device import machine_bytes
 from workers.state import ModelState, host_copy, load_layer, save_layer
 
 NUM_LAYERS = 3

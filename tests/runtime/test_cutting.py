@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from orchestrator.core.training import Blocks, Task
 from orchestrator.errors import ConfigError, UserCodeError
 from tests.runtime.models import Rows, Speaker, speaker, squares
+from workers import border
+from workers.cutter import cut_graph
 from workers.splitting import SplitModel, split
 
 WIDTH = 6
@@ -168,3 +170,39 @@ def test_a_dict_of_inputs_are_keywords_and_an_unknown_one_is_told() -> None:
     )
     with pytest.raises(UserCodeError, match="unexpected keyword argument 'z'"):
         split(of_model(Named(), inputs=lambda batch: {"z": batch[0]}))
+
+
+class Placed(nn.Module):
+    """Makes positions, a mask and a constant of its own, on the device that it is traced on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        x = self.words(tokens) + torch.arange(length, device=tokens.device)[None, :, None]
+        mask = torch.full((length, length), 0.5).tril()
+        for layer in self.layers:
+            x = x + (mask @ layer(x)) * torch.tensor([0.5, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+        return self.head(x.to(torch.device("cpu")))
+
+
+def test_the_parts_of_a_model_run_wherever_their_data_lies() -> None:
+    """Traced on a processor, run on a GPU: here on the meta device, which is neither."""
+    model, tokens = Placed(), torch.randint(0, 11, (5, 6))
+    units = cut_graph(model, (tokens,))
+    assert len(units) > 1
+    value: Any = (tokens,)
+    for unit in units.values():
+        value = unit(value)
+    assert torch.equal(value, model(tokens))
+    value = (tokens.to("meta"),)
+    for unit in units.values():
+        part = unit._run
+        state = {k: p.to("meta") for k, p in part.graph.named_parameters(remove_duplicate=False)}
+        taken = (value[0],) if part.is_first else tuple(value[name] for name in part.taken)
+        value = torch.func.functional_call(part.graph, state, taken)
+        assert {t.device.type for t in border.tensors(value)} == {"meta"}

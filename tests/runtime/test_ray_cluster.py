@@ -4,14 +4,18 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
+import torch
 from ray.cluster_utils import Cluster
 
 from orchestrator.config import RunConfig
 from orchestrator.errors import ConfigError
 from orchestrator.runtime.driver import run_job
+from orchestrator.runtime.inventory import found_nodes
+from orchestrator.runtime.products import Products
 from orchestrator.runtime.profiling import profile_cluster
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(120)]
@@ -39,6 +43,9 @@ metrics: {{port: 0}}
 """
 
 
+CLUSTER: list[Any] = []
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
@@ -48,6 +55,7 @@ def _cluster() -> Iterator[None]:
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
         for pool in ("big", "small"):
             cluster.add_node(num_cpus=1, labels={"lyray.kind": "core", "lyray.pool": pool})
+        CLUSTER.append(cluster)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         yield
         ray.shutdown()
@@ -101,3 +109,26 @@ def test_each_kind_is_measured_and_the_links_between_its_nodes(tmp_path: Path) -
         "measuring the model",
         "measuring the links",
     ]
+
+
+def test_gpus_that_neither_driver_nor_ray_can_name_are_refused_with_the_label_to_set() -> None:
+    """The node itself is asked: a task with its GPUs runs there, and torch sees none."""
+    node = CLUSTER[0].add_node(num_cpus=1, num_gpus=2)
+    try:
+        told = Products().ask(ray.nodes(), wait_s=60.0)
+        assert list(told.values()) == [()]
+        with pytest.raises(ConfigError, match=r"has 2 GPUs of unknown type; .*lyray\.kind=KIND"):
+            found_nodes(ray.nodes(), products=told)
+    finally:
+        CLUSTER[0].remove_node(node)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_worker_whose_torch_cannot_use_its_gpu_says_so(tmp_path: Path) -> None:
+    labels = {"lyray.kind": "core", "lyray.pool": "big"}
+    node = CLUSTER[0].add_node(num_cpus=1, num_gpus=1, labels=labels)
+    try:
+        with pytest.raises(ConfigError, match=r"Ray gave this worker a GPU, but torch .* is built"):
+            run_job(config(tmp_path))
+    finally:
+        CLUSTER[0].remove_node(node)

@@ -14,7 +14,8 @@ from benchmarks.fleet import ChildError, Fleet, make_plan
 from orchestrator.core.slot import WorkerFailed
 from orchestrator.runtime.trouble import SYMPTOMS
 from tests.runtime.harness import make_spec
-from workers.executor import Patience, StepTimes
+from workers.clock import StepTimes
+from workers.executor import Patience
 from workers.faults import NO_FAULTS
 from workers.scaling import LossScale
 from workers.step import Samples, StepRunner, StepTrace, Window
@@ -71,6 +72,25 @@ def test_error_of_the_user_is_told_with_the_users_own_frames(
     for failure in told.values():
         assert failure.user_traceback or "lost contact with" in failure.message
     assert time.monotonic() - started_s < TIMEOUT_S
+
+
+def test_memory_that_runs_out_is_told_as_that_and_not_as_the_users_error(tmp_path: Path) -> None:
+    spec = make_spec(
+        "failing", str(tmp_path), task_args={"place": "memory"}, global_batch=8, timeout_s=TIMEOUT_S
+    )
+    with Fleet(tuple("abc")) as fleet:
+        fleet.start(spec)
+        fleet.install(PLAN, first_step=0, end_step=100)
+        fleet.all("run")
+        told = failures(fleet, [0, 1, 2])
+    full = [f for f in told.values() if f.out_of_memory]
+    assert full
+    for failure in full:
+        assert re.fullmatch(
+            r"step \d: layer 2 \(2\): RuntimeError: .*allocate memory: .*", failure.message
+        )
+        assert failure.user_traceback == ""
+        assert failure.would_recur
 
 
 def test_killed_worker_frees_all_others_at_once(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from orchestrator.control.recovery import FailureOptions, judge, unbilled_s
 from orchestrator.core.durable import ControlState
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import CheckpointFailed, DeviceJoined, DeviceLost, WorkerFailed
-from orchestrator.errors import LostWorkerError, OrchestratorError, UserCodeError
+from orchestrator.errors import DeviceMemoryError, LostWorkerError, OrchestratorError, UserCodeError
 
 
 def test_time_outs_are_strictly_nested_and_grow_with_the_one_knob() -> None:
@@ -69,6 +69,21 @@ def test_an_error_in_the_users_code_ends_the_run_with_its_own_traceback() -> Non
     with pytest.raises(UserCodeError, match="device a-0 at step 7: KeyError") as caught:
         judge(events, in_use={"a-0", "b-0"}, checkpoint_step=None)
     assert caught.value.user_traceback == "File task.py, line 3"
+
+
+def test_a_device_without_memory_ends_the_run_and_says_what_was_predicted() -> None:
+    events = (
+        DeviceLost("b-0", "its process was killed"),
+        WorkerFailed("a-0", 7, "step 7: layer 2 (up): CUDA out of memory", out_of_memory=True),
+    )
+    with pytest.raises(DeviceMemoryError) as caught:
+        judge(
+            events, in_use={"a-0", "b-0"}, survives=True, checkpoint_step=None,
+            predicted_bytes={"a-0": 3 << 30},
+        )  # fmt: skip
+    for part in ("device a-0", "layer 2 (up): CUDA", "3 GiB were predicted", "training.microbatch"):
+        assert part in str(caught.value)
+    assert caught.value.exit_code == 4
 
 
 def test_a_lost_device_is_named_before_the_neighbours_that_felt_it() -> None:

@@ -6,7 +6,14 @@ import pytest
 
 from orchestrator.control.backend import ClusterOptions, OfferOptions
 from orchestrator.errors import ConfigError
-from orchestrator.runtime.inventory import Numbering, found_nodes, number_nodes, price_nodes
+from orchestrator.runtime.inventory import (
+    Numbering,
+    Product,
+    found_nodes,
+    number_nodes,
+    price_nodes,
+    unlabelled_gpus,
+)
 
 
 def ray_node(
@@ -47,6 +54,47 @@ def test_the_longer_accelerator_type_says_more() -> None:
     resources = {"GPU": 1.0, "accelerator_type:A100": 1.0, "accelerator_type:A100-80G": 1.0}
     (node,) = found_nodes([ray_node("a", resources=resources)])
     assert node.kind == "a100-80"
+
+
+def gpus(*names: str, gib: float = 79.1) -> tuple[Product, ...]:
+    return tuple(Product(name, round(gib * 2**30)) for name in names)
+
+
+def test_what_the_driver_says_counts_more_than_the_accelerator_type() -> None:
+    nodes = [ray_node("a", resources={"GPU": 2.0, "accelerator_type:H100": 1.0})]
+    told = {"id-a": gpus("NVIDIA H100 PCIe", "NVIDIA H100 PCIe")}
+    assert [n.kind for n in found_nodes(nodes, products=told)] == ["h100-pcie"]
+    assert [n.kind for n in found_nodes(nodes, products={"id-a": ()})] == ["h100-sxm"]
+
+
+def test_a_node_is_there_once_its_driver_has_answered() -> None:
+    nodes = [ray_node("a", resources={"GPU": 1.0, "accelerator_type:T4": 1.0})]
+    assert found_nodes(nodes, products={"id-a": None}) == ()
+
+
+def test_a_product_that_is_not_in_the_catalogue_is_named_with_the_label_to_set() -> None:
+    nodes = [ray_node("odd", resources={"GPU": 1.0})]
+    with pytest.raises(
+        ConfigError,
+        match=r"node odd has a 'NVIDIA H100 NVL'.*--labels lyray.kind=KIND.*speed_ratio",
+    ):
+        found_nodes(nodes, products={"id-odd": gpus("NVIDIA H100 NVL")})
+
+
+def test_unlike_gpus_of_one_node_are_refused_by_name() -> None:
+    nodes = [ray_node("mix", resources={"GPU": 2.0})]
+    with pytest.raises(ConfigError, match=r"node mix has unlike GPUs \(NVIDIA L4, Tesla T4\)"):
+        found_nodes(nodes, products={"id-mix": gpus("Tesla T4", "NVIDIA L4")})
+
+
+def test_only_living_nodes_with_gpus_and_without_a_label_are_asked_for_them() -> None:
+    nodes = [
+        ray_node("a", resources={"GPU": 4.0}),
+        ray_node("b", resources={"GPU": 1.0}, labels={"lyray.kind": "t4"}),
+        ray_node("c", resources={"GPU": 1.0}, alive=False),
+        ray_node("d"),
+    ]
+    assert unlabelled_gpus(nodes) == {"id-a": 4}
 
 
 def test_a_label_wins_over_the_accelerator_type() -> None:

@@ -22,6 +22,7 @@ from orchestrator.runtime import presence as module
 from orchestrator.runtime.inventory import Numbering, found_nodes, price_nodes
 from orchestrator.runtime.notices import NoticeBoard, parse_notices
 from orchestrator.runtime.presence import EmulatedPresence, RayPresence
+from orchestrator.runtime.products import Products
 from orchestrator.runtime.truth import EmulatedTruth
 
 
@@ -96,7 +97,9 @@ def test_a_device_on_demand_that_went_after_notice_was_taken_away(
     options, _ = price_nodes(found_nodes(nodes), described, numbering)
     (tmp_path / "board").write_text('{"p-0": 30, "p-9": 30}')
     board = NoticeBoard(str(tmp_path / "board"))
-    looking = RayPresence(options, build_cluster(options), numbering, board, lambda: nodes)
+    looking = RayPresence(
+        options, build_cluster(options), numbering, board, lambda: nodes, Products()
+    )
     assert set(looking.look(0, 1.0).leaving_s) == {"p-0"}
     nodes.pop(0)
     assert set(looking.look(0, 2.0).present) == {"p-1"}  # before anybody hears of the loss

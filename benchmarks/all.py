@@ -18,9 +18,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = (
     "assignment", "baselines", "chaos", "control_law", "executor", "finite_horizon", "frames",
-    "frontends", "infeasible", "input_stall", "overhead", "plan_gap", "plan_time",
-    "planner_in_loop", "published", "reconfiguration", "recovery", "replan", "robustness", "scale",
-    "scenarios", "soak", "time_model",
+    "frontends", "infeasible", "input_stall", "memory", "overhead", "plan_gap",
+    "plan_time", "planner_in_loop", "published", "reconfiguration", "recovery", "replan",
+    "robustness", "scale", "scenarios", "soak", "time_model",
 )  # fmt: skip
 
 BEGIN, END = "<!-- front ends: begin -->", "<!-- front ends: end -->"

@@ -6,6 +6,7 @@ from orchestrator.core.cluster import ClusterState, Device, Link, Offer, Team
 from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile
 from orchestrator.core.plan import Group, Plan, Stage
 from orchestrator.core.slot import PlanningProblem
+from orchestrator.core.training import ActivationCheckpointing
 
 GIB = 2**30
 
@@ -127,6 +128,7 @@ def make_problem(  # noqa: PLR0913 - a builder names every field
     budget_usd_per_s: float = 1e-3,
     incumbent: Plan | None = None,
     memory_margin_ratio: float = 0.1,
+    activation_checkpointing: ActivationCheckpointing = "auto",
     seed: int = 0,
 ) -> PlanningProblem:
     """A problem in which money does not count unless ``backlog_usd`` says so."""
@@ -143,6 +145,7 @@ def make_problem(  # noqa: PLR0913 - a builder names every field
         budget_usd_per_s=budget_usd_per_s,
         incumbent=incumbent,
         memory_margin_ratio=memory_margin_ratio,
+        activation_checkpointing=activation_checkpointing,
         seed=seed,
     )
 

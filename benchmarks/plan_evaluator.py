@@ -75,6 +75,7 @@ class _Stage:
         self.devices = [cluster.device(device) for device in stage["devices"]]
         self.size = len(self.devices)
         self.first, self.end, self.inflight = stage["first_layer"], stage["end_layer"], inflight
+        self.recompute = stage.get("recompute", False)
         self.kind = self.devices[0].kind
         self.slowdown = max(device.slowdown for device in self.devices)
         self._rows = sorted(
@@ -85,8 +86,17 @@ class _Stage:
         self.sizes = next(s for s in profile["sizes"] if s["team"] == self.size)
 
     def seconds(self, name: str, samples: int) -> float:
-        """Forward or backward of one microbatch, on the line between two measured ones."""
-        layers = slice(self.first, self.end)
+        """Forward or backward of one microbatch, on the line between two measured ones.
+
+        Where the stage recomputes, backward begins with forward of all but the model's last layer.
+        """
+        if name == "backward_s" and self.recompute:
+            last = min(self.end, len(self.sizes["param_bytes"]) - 1)
+            again_s = self._seconds("forward_s", samples, slice(self.first, last))
+            return self._seconds(name, samples, slice(self.first, self.end)) + again_s
+        return self._seconds(name, samples, slice(self.first, self.end))
+
+    def _seconds(self, name: str, samples: int, layers: slice) -> float:
         measured: dict[int, float] = {r["microbatch"]: sum(r[name][layers]) for r in self._rows}
         if samples in measured:
             return self.slowdown * measured[samples]
@@ -100,16 +110,38 @@ class _Stage:
         return self.slowdown * (measured[low] + weight * (measured[high] - measured[low]))
 
     def peak_bytes(
-        self, samples: int, count: int, border: float, state: float, sums: bool
-    ) -> float:
-        """Of its fullest member; ``border``: bytes per sample into the stage."""
-        layers = slice(self.first, self.end)
-        params = sum(self.sizes["param_bytes"][layers])
-        stash = sum(self.sizes["stash_bytes_per_sample"][layers]) + border
+        self, samples: int, count: int, borders: tuple[float, float], state: float, sums: bool,
+        ahead: int,
+    ) -> float:  # fmt: skip
+        """Of its fullest member.
+
+        Args:
+            samples: Of a microbatch.
+            count: Of microbatches.
+            borders: Bytes per sample into the stage and out of it.
+            state: Bytes that a parameter byte needs in all.
+            sums: Whether gradients are packed for a sum.
+            ahead: How many more microbatches the stage before holds.
+        """
+        params = sum(self.sizes["param_bytes"][self.first : self.end])
+        stash = self.sizes["stash_bytes_per_sample"]
+        into, out = (border * samples for border in borders)
         held = min(count, self.inflight)
-        last = self.end == len(self.sizes["param_bytes"])
-        out = 0.0 if last else 2 * self.sizes["boundary_bytes_per_sample"][self.end - 1] * samples
-        return float(params * state + held * samples * stash + out + (params if sums else 0.0))
+        kept = [stash[k] * samples for k in range(self.first, self.end)]
+        running = out
+        if self.recompute:
+            sizes = self.sizes["boundary_bytes_per_sample"]
+            entry = [self.sizes.get("input_bytes_per_sample", 0.0), *sizes]
+            full, kept, peak = kept, [], 0.0
+            for k, whole in zip(range(self.first, self.end), full, strict=True):
+                last = k + 1 == len(stash)
+                mine = entry[k] * samples
+                more = mine + whole + (0.0 if last else sizes[k] * samples)
+                peak = max(peak, sum(kept) + more + (out if k + 1 < self.end else 0.0))
+                kept.append(whole if last or not mine else mine)
+            running = max(0.0, peak - sum(kept))
+        busy = held * sum(kept) + running + into * (1 + max(0, ahead)) + out * (held - 1)
+        return float(params * state + max(busy, params if sums else 0.0))
 
 
 class _Group:
@@ -245,18 +277,23 @@ def _problems(
         starts = [stage.first for stage in group.stages]
         if starts != edges[:-1] or edges[-1] != layers or any(b <= a for a, b in pairwise(edges)):
             found.append(f"stages of group {g} do not tile the model")
-        for border, stage in zip([0.0, *group.borders], group.stages, strict=True):
-            found += _stage_problems(group, stage, border, len(groups) > 1)
+        borders, before = [0.0, *group.borders, 0.0], 0
+        for stage, pair in zip(group.stages, pairwise(borders), strict=True):
+            held = min(len(group.samples), stage.inflight)
+            found += _stage_problems(group, stage, pair, len(groups) > 1, before - held)
+            before = held
     return found
 
 
-def _stage_problems(group: _Group, stage: _Stage, border: float, sums: bool) -> list[str]:
+def _stage_problems(
+    group: _Group, stage: _Stage, borders: tuple[float, float], sums: bool, ahead: int
+) -> list[str]:
     name = "+".join(device.device_id for device in stage.devices)
     found = []
     if len({(d.kind, d.node_id) for d in stage.devices}) > 1:
         found.append(f"{name} are not alike")
     samples = max(group.samples)
-    peak = stage.peak_bytes(samples, len(group.samples), border, group.state, sums)
+    peak = stage.peak_bytes(samples, len(group.samples), borders, group.state, sums, ahead)
     memory = min(device.memory_bytes for device in stage.devices)
     if peak > 0.9 * memory * (1 + 1e-9):
         found.append(f"{name} needs {peak:,.0f} bytes of {0.9 * memory:,.0f}")

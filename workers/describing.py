@@ -1,6 +1,6 @@
 """What layers are, told by running each once, with values or without: bytes, FLOP, likeness."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from workers import border
 from workers.data import SampleSource, to_device
 from workers.device import PROCESSOR, lent
 from workers.failures import user_code
+from workers.sizes import kept_sizes
 from workers.splitting import SplitModel, Tie, sample_randomness
 from workers.stage import SavedBytes, autocast
 from workers.update import make_optimizer
@@ -42,6 +43,9 @@ class LayerFacts:
     flop: int  # of its forward
     looks: Hashable
     """Equal for layers that take the same time."""
+
+    inputs: tuple[tuple[bool, int], ...]  # of each tensor: whether autograd keeps it, its bytes
+    keeps_outputs: tuple[bool, ...]  # of each tensor it returns
 
 
 class Passage:
@@ -89,13 +93,16 @@ class Passage:
             with lent(self.model.layers[index], self.device), self._computing():
                 saved = SavedBytes(self.model.layers, self._as_seen)
                 counter = FlopCounterMode(display=False, custom_mapping=_FLOP)
+                came = detached(value)
                 with counter, saved.counting():
-                    output, _ = self.forward(index, size, detached(value))
+                    output, _ = self.forward(index, size, came)
                 facts = LayerFacts(
                     stash_bytes=saved.total,
                     boundary_bytes=bytes_of(output),
                     flop=counter.get_total_flops(),
                     looks=self._looks(index, value, output),
+                    inputs=tuple((saved.keeps(t), nbytes(t)) for t in border.tensors(came)),
+                    keeps_outputs=tuple(map(saved.keeps, border.tensors(output))),
                 )
             yield index, value, facts
             value = detached(output)
@@ -154,7 +161,10 @@ def describe_model(model: SplitModel, task: Task, options: TrainingOptions) -> M
         ConfigError: If torch does not know the optimizer.
     """
     passage = Passage(model, task, options, without_values=True)
-    facts = [told for _, _, told in passage.walk(options.microbatch)]
+    facts = {
+        size: [told for _, _, told in passage.walk(size)]
+        for size in dict.fromkeys((options.microbatch, 1))
+    }
     has_parameters = any(p.requires_grad for layer in model.layers for p in layer.parameters())
     ratio = _state_ratio(options.optimizer) if has_parameters else 1.0
     return assembled(model, options, facts, (), ratio)
@@ -163,12 +173,14 @@ def describe_model(model: SplitModel, task: Task, options: TrainingOptions) -> M
 def assembled(
     model: SplitModel,
     options: TrainingOptions,
-    facts: Sequence[LayerFacts],
+    facts_at: Mapping[int, Sequence[LayerFacts]],
     times: Sequence[LayerTimes],
     optimizer_ratio: float,
 ) -> ModelProfile:
-    """The profile of a model from what its layers told at the largest microbatch."""
-    largest, last = options.microbatch, len(facts) - 1
+    """The profile of a model from what its layers told at the largest microbatch and at 1."""
+    largest = options.microbatch
+    facts = facts_at[largest]
+    last = len(facts) - 1
     ties = [tie for tie in model.ties if _shared(model, tie).requires_grad]  # others have no sums
     return ModelProfile(
         model=options.task,
@@ -184,7 +196,8 @@ def assembled(
                     told.boundary_bytes / largest if index != last else 0.0
                     for index, told in enumerate(facts)
                 ),
-                stash_bytes_per_sample=tuple(told.stash_bytes / largest for told in facts),
+                **kept_sizes(facts_at),
+                input_bytes_per_sample=sum(size for _, size in facts[0].inputs) / largest,
                 frozen_bytes=tuple(
                     float(sum(nbytes(p) for p in layer.parameters() if not p.requires_grad))
                     for layer in model.layers

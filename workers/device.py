@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -230,6 +231,13 @@ def settled(
                 copies.append(tensor.contiguous())
     stream.synchronize()
     return tuple(copies)
+
+
+def at_hand(value: Any) -> Any:
+    """A number, where a tensor of one tells it without waiting; else the tensor, or what it is."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach() if value.is_cuda else value.item()
 
 
 def place(module: nn.Module, device: torch.device) -> None:

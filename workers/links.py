@@ -169,23 +169,22 @@ class _Sender:
                     self._changed.wait()
                 outgoing = heapq.heappop(self._heap)
             try:
-                buffers, given = outgoing.encode()
-                self._channel.write(buffers)
-                for tensor in given:
-                    assert self._lane is not None, "nothing is given without a lane"
-                    self._lane.give(tensor)
-            except (
-                OSError,
-                RuntimeError,
-                ValueError,
-            ) as error:  # ValueError: the socket was closed
+                self._write(outgoing)
+            except (OSError, RuntimeError, ValueError) as error:  # ValueError: a closed socket
                 self._mailbox.lose(self._peer, str(error))
                 self.abandon()
                 return
             with self._changed:
                 self._num_open = max(0, self._num_open - 1)  # 0: dropped while it was written
                 self._changed.notify_all()
-            del outgoing, given  # frees the tensors before the next wait
+            del outgoing  # frees the tensors before the next wait
+
+    def _write(self, outgoing: _Outgoing) -> None:
+        buffers, given = outgoing.encode()
+        self._channel.write(buffers)
+        for tensor in given:
+            assert self._lane is not None, "nothing is given without a lane"
+            self._lane.give(tensor)
 
     def abandon(self) -> None:
         """Forget what is queued: nobody will read it."""

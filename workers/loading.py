@@ -4,9 +4,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from orchestrator.core.training import ScheduleOptions, Task
 from orchestrator.errors import ConfigError
 from workers.data import SampleSource
+from workers.device import PROCESSOR, device_memory_bytes
 from workers.evaluation import EvaluationSource, check_metrics
 from workers.grouping import freeze
 from workers.orders import TaskInfo, WorkerSpec
@@ -28,11 +31,14 @@ class Loaded:
     lr: Callable[[int], float]  # of a step
     evaluation: EvaluationSource | None  # None: nothing is evaluated
 
-    @property
-    def info(self) -> TaskInfo:
-        """What the head wants to know of it."""
-        evaluated = self.evaluation.num_samples if self.evaluation else 0
-        return TaskInfo(self.source.num_samples, evaluated)
+    def info(self, device: torch.device) -> TaskInfo:
+        """What the head wants to know of it, and of the device that it is to run on."""
+        return TaskInfo(
+            dataset_samples=self.source.num_samples,
+            evaluation_samples=self.evaluation.num_samples if self.evaluation else 0,
+            free_bytes=device_memory_bytes(device),
+            shares_memory=device == PROCESSOR,
+        )
 
 
 def load(spec: WorkerSpec, device_id: str) -> Loaded:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal
 
 from orchestrator.core.durable import CheckpointManifest
@@ -81,6 +82,12 @@ class TaskInfo:
 
     evaluation_samples: int = 0
     """Of the evaluation dataset; 0 where none is evaluated."""
+
+    free_bytes: float = inf
+    """Of the device's memory, what this process has of it included; inf: nobody knows."""
+
+    shares_memory: bool = False
+    """Whether with every other device of its machine that is a processor."""
 
 
 def agreed_samples(infos: Mapping[str, TaskInfo]) -> int | None:

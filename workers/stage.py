@@ -4,14 +4,18 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from orchestrator.core.training import Precision
+from orchestrator.errors import UserCodeError
 from workers import border
-from workers.device import brought
+from workers.device import at_hand, brought
 from workers.failures import user_code
 from workers.scaling import LossScale
 from workers.splitting import sample_randomness
@@ -44,6 +48,10 @@ class SavedBytes:
         """Bytes kept by what ran inside ``counting``."""
         return sum(self._kept.values())
 
+    def keeps(self, tensor: Tensor) -> bool:
+        """Whether the tensor's storage is among what is kept."""
+        return _storage(tensor) in self._kept
+
     def counting(self) -> AbstractContextManager[Any]:
         """Looks at every saved tensor of what runs inside."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda saved: saved)
@@ -71,6 +79,7 @@ class StageWork:
     device: torch.device
     loss: Loss | None  # of the last stage
     loss_scale: LossScale
+    recompute: bool = False  # keep the inputs of layers only, and run them again in backward
 
 
 class _Inlet(torch.autograd.Function):
@@ -102,7 +111,9 @@ class _Kept:
 
     positions: Sequence[int] = ()  # of the samples in the run
     gradients: list[Tensor | None] = field(default_factory=list)  # of the inputs, once known
-    outputs: tuple[Tensor, ...] = ()  # those that get a gradient
+    outputs: tuple[GradientEdge, ...] | tuple[Tensor] = ()
+    """Where backward begins: at the loss, or at what goes on, of which no tensor is kept."""
+
     stash_bytes: int = 0
 
 
@@ -114,10 +125,11 @@ class Stage:
         self.peak_stash_bytes = 0
         self.loss_sum = 0.0
         self.weight_sum = 0.0
-        self._told: list[tuple[Tensor, Any]] = []  # loss sum and weight of each microbatch
+        self._told: list[tuple[Any, Any]] = []  # loss sum and weight of each microbatch
         self._kept: dict[int, _Kept] = {}
         self._stash_bytes: dict[tuple, int] = {}  # by the shapes that come in
         self._token = torch.zeros((), device=work.device, requires_grad=True)
+        self._in_place: dict[int, bool] = {}  # layers that run again: whether they change inputs
 
     def start_step(self) -> None:
         """Forget the sums of the step before."""
@@ -149,22 +161,64 @@ class Stage:
         kept = self._kept.setdefault(microbatch, _Kept())
         kept.positions = positions
         with self._measured(("layers", _shapes(value)), kept):
-            for index, layer in enumerate(self.work.layers, start=self.work.first_layer):
-                place = (
-                    f"step {step}: layer {index} ({self.work.names[index - self.work.first_layer]})"
-                )
-                randomness = sample_randomness(self.work.seed, step, positions, index, layer)
-                with user_code(place), self._autocast(), randomness:
-                    value = layer(value)
-                    if not (self.work.loss and layer is self.work.layers[-1]):
-                        # Not only at a border: whether a model runs must not depend on the plan.
-                        value = border.checked(value)
+            for index in range(
+                self.work.first_layer, self.work.first_layer + len(self.work.layers)
+            ):
+                run = partial(self._run, index, step, positions)
+                if self.work.recompute and not self._is_last(index):
+                    value = self._run_twice(index, run, value, kept)
+                else:
+                    value = run(value)
         return value
+
+    def _is_last(self, index: int) -> bool:
+        """Whether the loss comes next."""
+        return (
+            self.work.loss is not None
+            and index == self.work.first_layer + len(self.work.layers) - 1
+        )
+
+    def _run(self, index: int, step: int, positions: Sequence[int], value: Any) -> Any:
+        layer = self.work.layers[index - self.work.first_layer]
+        place = f"step {step}: layer {index} ({self.work.names[index - self.work.first_layer]})"
+        randomness = sample_randomness(self.work.seed, step, positions, index, layer)
+        with user_code(place), self._autocast(), randomness:
+            value = layer(value)
+            if not self._is_last(index):
+                # Not only at a border: whether a model runs must not depend on the plan.
+                value = border.checked(value)
+        return value
+
+    def _run_twice(self, index: int, run: Callable[[Any], Any], value: Any, kept: _Kept) -> Any:
+        """Run a layer, and have it run again in backward: nothing but its input is kept.
+
+        It draws the same random numbers again, as they are a function of sample, step and layer.
+        """
+        if index not in self._in_place:
+            self._in_place[index] = _works_in_place(run, value)
+        changes = self._in_place[index]
+        kept.stash_bytes += sum(t.numel() * t.element_size() for t in border.tensors(value))
+
+        def apart(value: Any) -> Any:
+            # What the layer changes in place must not be what it will start from again.
+            return run(border.mapped(value, Tensor.clone) if changes else value)
+
+        before = _versions(value)
+        with set_checkpoint_early_stop(False):  # by an exception, which would be the user's
+            output = checkpoint(apart, value, use_reentrant=False, preserve_rng_state=False)
+        if _versions(value) != before:
+            raise UserCodeError(
+                f"layer {index} ({self.work.names[index - self.work.first_layer]}) changes its "
+                "input in place, but not always, so that it cannot run again in backward; have it "
+                "work on a copy, or write training.activation_checkpointing: never"
+            )
+        return output
 
     def send(self, microbatch: int, value: Any) -> tuple[Tensor, ...]:
         """Return what goes to the next stage: one tensor that describes the others, then those."""
         values = list(border.tensors(value))
-        self._kept[microbatch].outputs = tuple(v for v in values if v.requires_grad)
+        edges = [get_gradient_edge(value) for value in values if value.requires_grad]
+        self._kept[microbatch].outputs = tuple(edges)
         return (border.describe(value), *(v.detach() for v in values))
 
     def finish(self, microbatch: int, step: int, output: Any, batch: Any, num_samples: int) -> None:
@@ -193,7 +247,7 @@ class Stage:
                     f"loss returned a tensor of shape {tuple(loss_sum.shape)}; return "
                     "(sum over samples, weight)"
                 )
-            self._told.append((loss_sum.detach(), weight))
+            self._told.append((at_hand(loss_sum), at_hand(weight)))
         if loss_sum.requires_grad:
             # A tensor of no dimension, as torch's scaler has it: a loss in fp16 becomes fp32.
             scale = torch.tensor(self.work.loss_scale.scale, dtype=torch.float32).to(
@@ -201,7 +255,7 @@ class Stage:
             )
             kept.outputs = (loss_sum.reshape(()) * scale / num_samples,)
 
-    def roots(self, microbatch: int) -> tuple[Tensor, ...]:
+    def roots(self, microbatch: int) -> tuple[Any, ...]:
         """What backward of a microbatch will start from."""
         return self._kept[microbatch].outputs
 
@@ -237,7 +291,7 @@ class Stage:
             UserCodeError: If a function of the user's own raises in backward.
         """
         kept = self._kept.pop(microbatch)
-        outputs = kept.outputs
+        outputs: tuple[Any, ...] = kept.outputs
         gradients: list[Tensor] | None = None
         if wire:
             arrived = iter(wire[1:])
@@ -271,6 +325,20 @@ class Stage:
         kept.stash_bytes += self._stash_bytes[key]
         held = sum(k.stash_bytes for k in self._kept.values())
         self.peak_stash_bytes = max(self.peak_stash_bytes, held)
+
+
+def _works_in_place(run: Callable[[Any], Any], value: Any) -> bool:
+    """Whether a layer changes what it is given; it is given a copy."""
+    value = border.mapped(value, lambda tensor: tensor.detach().clone())
+    before = _versions(value)
+    with torch.no_grad():
+        run(value)
+    return _versions(value) != before
+
+
+def _versions(value: Any) -> list[int]:
+    """How often each tensor of a nest was changed in place."""
+    return [tensor._version for tensor in border.tensors(value)]
 
 
 def _shapes(value: Any) -> tuple:

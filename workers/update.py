@@ -18,6 +18,9 @@ from workers.reduction import real_view
 from workers.scaling import LossScale
 from workers.sums import start_sum
 
+SQUARED_AT_ONCE = 2**18
+"""Numbers of a gradient of which torch makes a copy in fp64, to square them."""
+
 _SUMS = 7  # squares, weight, loss, not finite, hold, due, busy
 _NOT_FOR_US = {"lbfgs": "it needs a closure", "sparseadam": "gradients are dense here"}
 
@@ -197,7 +200,11 @@ class Vote:
 
 def sum_of_squares(gradients: Iterable[torch.Tensor]) -> float:
     """Sum of squares in fp64, whatever the gradients' dtype; not finite if any entry is not."""
-    norms = [torch.linalg.vector_norm(real_view(g), dtype=torch.float64) for g in gradients]
+    norms = [
+        torch.linalg.vector_norm(part, dtype=torch.float64)
+        for gradient in gradients
+        for part in real_view(gradient).reshape(-1).split(SQUARED_AT_ONCE)
+    ]
     return float(torch.stack(norms).square().sum()) if norms else 0.0
 
 

@@ -77,7 +77,7 @@ class Worker:
         """
         self._device = self._peers.device = take(self._spec.device)
         self._found = load(self._spec, self._device_id)
-        return self._found.info
+        return self._found.info(self._device)
 
     def profile(self, wall: bool, fresh: bool) -> ModelProfile:
         """Measure the layers on this device; see ``known_or_measured``."""
@@ -176,6 +176,7 @@ class Worker:
                 device=self._device,
                 loss=self._loaded.task.loss if place.is_last else None,
                 loss_scale=holding.state.loss_scale,
+                recompute=place.stage.recompute,
             )
         )
         emulated = (assignment.emulation or {}).get(self._device_id)

@@ -1,7 +1,7 @@
 """The model as planning sees it: layers as measured, and the file that holds them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from orchestrator.core.profile_fields import (
     check_finite,
@@ -16,9 +16,14 @@ from orchestrator.core.profile_fields import (
     whole,
 )
 
-_SIZE_COLUMNS = ("param_bytes", "boundary_bytes_per_sample", "stash_bytes_per_sample")
-_MORE_SIZES = ("frozen_bytes",)  # which a file may leave out
-_ALL_SIZES = (*_SIZE_COLUMNS, *_MORE_SIZES)
+SIZE_COLUMNS = ("param_bytes", "boundary_bytes_per_sample", "stash_bytes_per_sample")
+"""Of sizes, in every profile."""
+
+MORE_SIZES = (
+    "frozen_bytes", "stash_bytes_per_microbatch", "shared_bytes_per_sample",
+    "work_bytes_per_sample", "work_bytes_per_microbatch", "update_bytes",
+)  # fmt: skip
+"""Of sizes, which a file may leave out: 0 then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +35,32 @@ class LayerSizes:
     boundary_bytes_per_sample: tuple[float, ...]  # leaving the layer for the next one
     stash_bytes_per_sample: tuple[float, ...]  # what autograd keeps between forward and backward
     frozen_bytes: tuple[float, ...] = ()  # of the parameters: those not trained; absent: none
+    stash_bytes_per_microbatch: tuple[float, ...] = ()
+    """What autograd keeps however few samples there are: casts of weights."""
+
+    shared_bytes_per_sample: tuple[float, ...] = ()
+    """Of what leaves the layer: what both it and the next one keep; in the stash of either."""
+
+    work_bytes_per_sample: tuple[float, ...] = ()
+    """All that is made while the layer alone runs forward and backward, its stash included."""
+
+    work_bytes_per_microbatch: tuple[float, ...] = ()  # likewise, however few samples
+    update_bytes: tuple[float, ...] = ()  # what an update of the layer makes and frees again
+    input_bytes_per_sample: float = field(default=0.0, kw_only=True)  # into the first layer
 
     def __post_init__(self) -> None:
         if self.team_size < 1:
             raise ValueError(f"sizes are of a team of {self.team_size}; it must be at least 1")
-        if not self.frozen_bytes:
-            object.__setattr__(self, "frozen_bytes", (0.0,) * len(self.param_bytes))
-        for name in _ALL_SIZES:
+        for name in MORE_SIZES:
+            if not getattr(self, name):  # not measured
+                object.__setattr__(self, name, (0.0,) * len(self.param_bytes))
+        for name in (*SIZE_COLUMNS, *MORE_SIZES):
             check_finite(f"{name} of teams of {self.team_size}", getattr(self, name))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether it was measured what layers need while they run."""
+        return any(self.work_bytes_per_sample) or any(self.work_bytes_per_microbatch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +113,9 @@ class ModelProfile:
     ties: tuple[tuple[int, ...], ...] = ()  # each: layers that hold one shared parameter
     tie_bytes: tuple[float, ...] = ()  # of each tie's parameter; in param_bytes of its layers too
     optimizer_bytes_per_param_byte: float = 3.0
+    updates_together: bool = False
+    """Whether the optimizer updates all parameters at once, as on a GPU, not one by one."""
+
     step_overhead_s: float = 0.0  # at the end of every step, beside sums and update: the vote
 
     def __post_init__(self) -> None:
@@ -100,7 +126,8 @@ class ModelProfile:
             else []
         )
         for size in self.sizes:
-            arrays += [(f"{n} (team {size.team_size})", getattr(size, n)) for n in _ALL_SIZES]
+            names = (*SIZE_COLUMNS, *MORE_SIZES)
+            arrays += [(f"{n} (team {size.team_size})", getattr(size, n)) for n in names]
         for time in self.times:
             arrays += [
                 (f"{n} ({time.kind})", getattr(time, n))
@@ -144,10 +171,11 @@ def microbatch_sizes(largest: int) -> tuple[int, ...]:
 
 PROFILE_SCHEMA = "lyray.profile/1"
 _TIME_COLUMNS = ("forward_s", "backward_s", "update_s")
+_INPUT = "input_bytes_per_sample"
 _REQUIRED_KEYS = ("schema", "model", "layers", "sizes", "times")
 _OPTIONAL_KEYS = (
     "dtype", "forward_flop_per_sample", "edges", "ties", "tie_bytes",
-    "optimizer_bytes_per_param_byte", "step_overhead_s",
+    "optimizer_bytes_per_param_byte", "updates_together", "step_overhead_s",
 )  # fmt: skip
 
 
@@ -158,17 +186,7 @@ def profile_to_json(profile: ModelProfile) -> dict[str, object]:
         "model": profile.model,
         "dtype": profile.dtype,
         "layers": list(profile.layers),
-        "sizes": [
-            {
-                "team": s.team_size,
-                **{
-                    name: list(getattr(s, name))
-                    for name in _ALL_SIZES
-                    if name in _SIZE_COLUMNS or any(getattr(s, name))
-                },
-            }
-            for s in profile.sizes
-        ],
+        "sizes": [_sizes_json(s) for s in profile.sizes],
         "times": [
             {
                 "kind": t.kind,
@@ -184,7 +202,17 @@ def profile_to_json(profile: ModelProfile) -> dict[str, object]:
         "ties": [list(tie) for tie in profile.ties],
         "tie_bytes": list(profile.tie_bytes),
         "optimizer_bytes_per_param_byte": profile.optimizer_bytes_per_param_byte,
+        **({"updates_together": True} if profile.updates_together else {}),
         "step_overhead_s": profile.step_overhead_s,
+    }
+
+
+def _sizes_json(sizes: LayerSizes) -> dict[str, object]:
+    measured = [name for name in MORE_SIZES if any(getattr(sizes, name))]
+    return {
+        "team": sizes.team_size,
+        **{name: list(getattr(sizes, name)) for name in (*SIZE_COLUMNS, *measured)},
+        **({_INPUT: sizes.input_bytes_per_sample} if sizes.input_bytes_per_sample else {}),
     }
 
 
@@ -210,10 +238,11 @@ def profile_from_json(data: object) -> ModelProfile:
         sizes=tuple(
             LayerSizes(
                 whole(row, "team", path, 1),
-                *(column(row, name, path, layers) for name in _SIZE_COLUMNS),
-                *(column(row, name, path, layers) if name in row else () for name in _MORE_SIZES),
+                *(column(row, name, path, layers) for name in SIZE_COLUMNS),
+                input_bytes_per_sample=number(row.get(_INPUT, 0.0), _INPUT, f"{path}{_INPUT}"),
+                **{name: column(row, name, path, layers) for name in MORE_SIZES if name in row},
             )
-            for path, row in rows(data, "sizes", _SIZE_COLUMNS, _MORE_SIZES)
+            for path, row in rows(data, "sizes", SIZE_COLUMNS, (*MORE_SIZES, _INPUT))
         ),
         times=tuple(
             LayerTimes(
@@ -239,6 +268,7 @@ def profile_from_json(data: object) -> ModelProfile:
         optimizer_bytes_per_param_byte=number(
             data.get("optimizer_bytes_per_param_byte", 3.0), "optimizer_bytes_per_param_byte"
         ),
+        updates_together=bool(data.get("updates_together", False)),
         step_overhead_s=number(data.get("step_overhead_s", 0.0), "step_overhead_s"),
     )
     check_rows(profile)

@@ -20,7 +20,8 @@ class Stage:
     """Layers ``first_layer`` to ``end_layer`` (half-open) on one team.
 
     ``inflight`` is K_s, the most microbatches whose forward has run and whose backward has
-    not. ``splits`` has one entry a layer, or is empty for a team of one.
+    not. ``splits`` has one entry a layer, or is empty for a team of one. ``recompute``: of the
+    layers nothing but their inputs is kept; each runs forward again right before its backward.
     """
 
     team: Team
@@ -28,6 +29,7 @@ class Stage:
     end_layer: int
     inflight: int = 1
     splits: tuple[LayerSplit, ...] = ()
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.first_layer < self.end_layer:

@@ -18,6 +18,7 @@ SIZES: Mapping[str, tuple[float, float, str]] = {
     "_s": (1e-12, 1e6, "seconds"),
     "bytes": (1e-3, MAX_NUMBER, "bytes"),
     "bytes_per_sample": (1e-3, MAX_NUMBER, "bytes"),
+    "bytes_per_microbatch": (1e-3, MAX_NUMBER, "bytes"),
     "flop_per_sample": (1.0, MAX_NUMBER, "FLOP"),
     "per_param_byte": (1e-6, 1e6, "bytes"),
 }

@@ -7,7 +7,7 @@ from orchestrator.core.cluster import ClusterState, Device, Offer
 from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Migration, Plan
-from orchestrator.core.training import TrainingOptions
+from orchestrator.core.training import ActivationCheckpointing, TrainingOptions
 from orchestrator.core.view import DeviceView
 
 DecisionKind = Literal["keep", "reassign", "switch", "idle"]
@@ -87,8 +87,7 @@ class WorkerFailed:
     step: int
     message: str
     user_traceback: str = ""
-    out_of_memory: bool = False
-    """Whether what the plan gave the device was too much for its memory."""
+    out_of_memory: bool = False  # what the plan gave the device was too much for its memory
 
     @property
     def would_recur(self) -> bool:
@@ -178,6 +177,7 @@ class PlanningProblem:
     """Devices that are there, but about to be taken away: they are not in ``cluster``."""
 
     memory_margin_ratio: float = 0.10
+    activation_checkpointing: ActivationCheckpointing = "auto"
     seed: int = 0
 
     @property
@@ -212,6 +212,7 @@ def first_problem(
         backlog_usd=0.0,
         budget_usd_per_s=budget_usd_per_s,
         incumbent=None,
+        activation_checkpointing=training.activation_checkpointing,
         seed=seed,
     )
 

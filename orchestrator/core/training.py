@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from orchestrator.core.evaluation import Criterion, EarlyStop
 from orchestrator.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp16"]
+
+ActivationCheckpointing = Literal["auto", "never", "always"]
 
 MAX_MICROBATCHES = 10_000
 """Of a step: a plan times every one of them."""
@@ -159,6 +161,10 @@ class TrainingOptions:
     precision: Precision = "fp32"
     """``bf16`` and ``fp16`` mean autocast: weights, gradients and boundaries stay fp32."""
 
+    activation_checkpointing: ActivationCheckpointing = "auto"
+    """Whether stages keep nothing but the inputs of their layers and run them again before
+    backward: ``auto`` where memory would not do without; no result changes."""
+
     clip_grad_norm: float | None = None
     """Largest norm of the whole gradient; null: no clipping."""
 
@@ -198,6 +204,12 @@ class TrainingOptions:
             )
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give exactly one of steps and epochs")
+        known = get_args(ActivationCheckpointing)
+        if self.activation_checkpointing not in known:
+            raise ValueError(
+                f"activation_checkpointing is {self.activation_checkpointing!r}; write one of "
+                f"{', '.join(known)}"
+            )
         if self.microbatch > self.global_batch:
             raise ValueError(
                 f"microbatch is {self.microbatch}, but global_batch is only {self.global_batch}; "

@@ -15,7 +15,8 @@ from orchestrator.core.plan import Stage
 from orchestrator.planning.bisection import bracket
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.cutting import Cuts
-from orchestrator.planning.groups import MOST_INFLIGHT_RATIO, GroupCurve
+from orchestrator.planning.groups import GroupCurve
+from orchestrator.planning.inflight import MOST_INFLIGHT_RATIO
 from orchestrator.planning.partition import busiest_s, cut_options
 
 if TYPE_CHECKING:
@@ -53,12 +54,17 @@ class Option:
 class _Form(NamedTuple):
     """An option of every chain of alike teams: its stages without their teams."""
 
-    ranges: tuple[tuple[int, int, int], ...]  # first layer, end layer, K_s
+    ranges: tuple[tuple[int, int, int, bool], ...]  # first layer, end layer, K_s, recompute
     option: Option
 
     def on(self, teams: Sequence[Team]) -> Option:
         """The same on these teams."""
-        stages = tuple([Stage(t, *one) for t, one in zip(teams, self.ranges, strict=True)])
+        stages = tuple(
+            [
+                Stage(team, first, end, inflight, recompute=recompute)
+                for team, (first, end, inflight, recompute) in zip(teams, self.ranges, strict=True)
+            ]
+        )
         return replace(self.option, stages=stages)
 
 
@@ -141,7 +147,7 @@ class Curves:
                     done = tuple(map(max, done, mine))
         kept = _envelope(options)
         self._forms[key] = tuple(
-            _Form(tuple((s.first_layer, s.end_layer, s.inflight) for s in o.stages), o)
+            _Form(tuple((s.first_layer, s.end_layer, s.inflight, s.recompute) for s in o.stages), o)
             for o in kept
         )
         return kept

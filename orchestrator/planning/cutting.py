@@ -29,6 +29,7 @@ class Prefix(NamedTuple):
     forward_s: FloatArray
     backward_s: FloatArray
     both_s: FloatArray
+    computed_s: FloatArray  # forward, without input
 
 
 class Border(NamedTuple):
@@ -61,7 +62,7 @@ class CuttingTables:
         new = model.memories.new
         self._prefixes: Fading[tuple[int, int], Prefix] = new()
         self._work: Fading[tuple[int, int, int, bool], FloatArray] = new()
-        self._fitting: Fading[tuple[int, int, bytes], FloatArray] = new()
+        self._fitting: Fading[tuple[int, int, bytes, bytes], FloatArray] = new()
         self._borders: Fading[tuple[object, ...], Border] = new()
 
     def following(self, model: GroupModel) -> "CuttingTables":
@@ -81,14 +82,16 @@ class CuttingTables:
             times = self._model.tables.times(team.kind, team.size, microbatch)
             forward_I, backward_I = np.asarray(times.forward_s), np.asarray(times.backward_s)
             slowdown = self._model.slowdown(team)
-            found = Prefix(
-                slowdown * forward_I, slowdown * backward_I, slowdown * (forward_I + backward_I)
-            )
+            forward_s, backward_s = slowdown * forward_I, slowdown * backward_I
+            both_s = slowdown * (forward_I + backward_I)
+            found = Prefix(forward_s, backward_s, both_s, forward_s)
             if input_s := microbatch * self._model.input_s(team):
                 input_I = np.full(len(forward_I), input_s)
                 input_I[0] = 0.0  # the first stage draws its input,
                 input_I[-1] += input_s  # and the last one what it compares with
-                found = Prefix(found.forward_s + input_I, found.backward_s, found.both_s + input_I)
+                found = Prefix(
+                    forward_s + input_I, backward_s, both_s + input_I, computed_s=forward_s
+                )
             self._prefixes[key] = found
         return found
 
@@ -96,23 +99,48 @@ class CuttingTables:
         """Forward plus backward of layers i to j, by j and i; infinite where they do not fit.
 
         ``held`` microbatches must fit, with the buckets of gradient sums where ``replicated``;
-        j <= i never does: a stage is not empty. Where the same ranges fit it is the same array.
+        j <= i never does: a stage is not empty. Where memory holds that many only if the layers
+        are recomputed, this is in the time. Where the same ranges fit it is the same array.
         """
         key = (self._model.alike(team), microbatch, held, replicated)
         found = self._work[key]
         if found is None:
-            memory, borders = self._model.memory, np.arange(self._num_layers + 1)
-            fixed_IJ, per_microbatch_IJ, bucket_IJ = memory.matrices(team.size, microbatch)
-            peak_IJ = fixed_IJ + held * per_microbatch_IJ + (bucket_IJ if replicated else 0.0)
-            fits_IJ = (peak_IJ <= memory.usable_bytes(team)) & (borders[:, None] < borders)
-            fitting = (self._model.alike(team), microbatch, fits_IJ.tobytes())
+            chosen = self._model.problem.activation_checkpointing
+            borders = np.arange(self._num_layers + 1)
+            full_IJ = borders[:, None] < borders
+            fits_IJ = np.zeros_like(full_IJ)
+            if chosen != "always":
+                fits_IJ = self._fits(team, microbatch, held, replicated=replicated)
+            again_IJ = np.zeros_like(full_IJ)
+            if chosen != "never" and not fits_IJ[full_IJ].all():
+                again_IJ = self._fits(team, microbatch, held, replicated=replicated, recompute=True)
+                again_IJ &= ~fits_IJ
+            fitting = (
+                self._model.alike(team), microbatch, fits_IJ.tobytes(),
+                again_IJ.tobytes() if again_IJ.any() else b"",
+            )  # fmt: skip
             found = self._fitting[fitting]
             if found is None:
-                both_I = self.prefix(team, microbatch).both_s
-                work_IJ = np.where(fits_IJ, both_I - both_I[:, None], inf)
+                prefix = self.prefix(team, microbatch)
+                both_IJ = prefix.both_s - prefix.both_s[:, None]
+                work_IJ = np.where(fits_IJ, both_IJ, inf)
+                if again_IJ.any():
+                    again_I = prefix.computed_s[
+                        [self._model.tables.again(j) for j in range(len(borders))]
+                    ]
+                    more_IJ = both_IJ + (again_I - prefix.computed_s[:, None])
+                    work_IJ = np.where(again_IJ, more_IJ, work_IJ)
                 found = self._fitting[fitting] = np.ascontiguousarray(work_IJ.T)
             self._work[key] = found
         return found
+
+    def _fits(
+        self, team: Team, microbatch: int, held: int, *, replicated: bool, recompute: bool = False
+    ) -> NDArray[np.bool_]:
+        memory = self._model.memory
+        parts = memory.matrices(team.size, microbatch, recompute=recompute)
+        peak: FloatArray = parts.peak(held, replicated=replicated)
+        return peak <= memory.usable_bytes(team)
 
     def border(self, upper: Team, lower: Team, microbatch: int) -> Border:
         """Messages from one team to the next and back."""

@@ -142,10 +142,7 @@ def _lanes(cost: CostModel, group: Group, schedule: str) -> list[_Lane]:
     for s, stage in enumerate(stages):
         down = cost.link(stage.team, stages[s + 1].team) if s + 1 < len(stages) else None
         up = cost.link(stage.team, stages[s - 1].team) if s else None
-        seconds = {
-            m: cost.stage_seconds(stage.team, stage.first_layer, stage.end_layer, m)
-            for m in set(microbatches)
-        }
+        seconds = {m: cost.seconds_of(stage, m) for m in set(microbatches)}
         output_s = {m: _busy_s(down, boundary(stage.end_layer - 1, m)) for m in seconds}
         gradient_s = {m: _busy_s(up, boundary(stage.first_layer - 1, m)) for m in seconds}
         lanes.append(

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from orchestrator.core.cluster import Team
 from orchestrator.core.plan import Group, Stage
 from orchestrator.core.slot import PlanningProblem
 from orchestrator.planning.identity import ByIdentity
+from orchestrator.planning.inflight import MOST_INFLIGHT_RATIO, holding
 from orchestrator.planning.likeness import Likeness
 from orchestrator.planning.pipeline import (
     Chain,
-    best_inflight,
     count_sizes,
     make_chain,
     period_s,
@@ -23,10 +23,6 @@ from orchestrator.planning.pipeline import (
 
 if TYPE_CHECKING:
     from orchestrator.planning.fading import Fading
-
-SLOW_LINK_RATIO = 0.10  # of the longest stage: from here on more microbatches are kept in flight
-
-MOST_INFLIGHT_RATIO = 4  # of plain 1F1B's: a message each way between neighbours, and one waiting
 
 MAX_FOLLOWED = 50_000
 """Chains up to which a later problem goes on with what is known: some 5 KiB each, in all."""
@@ -76,7 +72,7 @@ class GroupModel(Likeness):
         self._seconds: Fading[tuple[int, int, int, int], tuple[float, float]] = new()
         self._updates: Fading[tuple[int, int, int], float] = new()
         self._chains: Fading[tuple[object, ...], _ChainFigures] = new()
-        self._inflight: Fading[tuple[object, ...], tuple[int, ...]] = new()
+        self._inflight: Fading[tuple[object, ...], tuple[tuple[int, bool], ...]] = new()
         self._figures: Fading[tuple[object, ...], GroupFigures] = new()
         self._seen: dict[str, ByIdentity[Group, GroupFigures]] = {}  # by schedule
 
@@ -93,6 +89,7 @@ class GroupModel(Likeness):
             or problem.microbatch_samples != mine.microbatch_samples
             or problem.overlap != mine.overlap
             or problem.memory_margin_ratio != mine.memory_margin_ratio
+            or problem.activation_checkpointing != mine.activation_checkpointing
         ):
             return None
         self.memories.follow()
@@ -102,14 +99,22 @@ class GroupModel(Likeness):
         return other
 
     def stage_seconds(
-        self, team: Team, first_layer: int, end_layer: int, microbatch: int
+        self,
+        team: Team,
+        first_layer: int,
+        end_layer: int,
+        microbatch: int,
+        *,
+        recompute: bool = False,
     ) -> tuple[float, float]:
         """Forward and backward seconds of one microbatch: slow as the team is, with its input.
+
+        ``recompute``: backward begins with another forward, see ``LayerTables.again``.
 
         Raises:
             ValueError: If the profile has no times for the team's kind and size.
         """
-        key = (self.alike(team), first_layer, end_layer, microbatch)
+        key = (self.alike(team), ~first_layer if recompute else first_layer, end_layer, microbatch)
         found = self._seconds[key]
         if found is None:
             times, slowdown = (
@@ -117,13 +122,22 @@ class GroupModel(Likeness):
                 self.slowdown(team),
             )
             draws = first_layer == 0 or end_layer == self.problem.model.num_layers
+            backward_s = slowdown * (times.backward_s[end_layer] - times.backward_s[first_layer])
+            if recompute:
+                again = self.tables.again(end_layer)
+                backward_s += slowdown * (times.forward_s[again] - times.forward_s[first_layer])
             found = (
                 slowdown * (times.forward_s[end_layer] - times.forward_s[first_layer])
                 + (microbatch * self.input_s(team) if draws else 0.0),
-                slowdown * (times.backward_s[end_layer] - times.backward_s[first_layer]),
+                backward_s,
             )
             self._seconds[key] = found
         return found
+
+    def seconds_of(self, stage: Stage, microbatch: int) -> tuple[float, float]:
+        """``stage_seconds`` of a stage as the plan has it."""
+        first, end = stage.first_layer, stage.end_layer
+        return self.stage_seconds(stage.team, first, end, microbatch, recompute=stage.recompute)
 
     def _chain(self, stages: tuple[Stage, ...], microbatch: int) -> _ChainFigures:
         key = (self.key(stages), microbatch)
@@ -133,9 +147,7 @@ class GroupModel(Likeness):
         return found
 
     def _build_chain(self, stages: tuple[Stage, ...], microbatch: int) -> _ChainFigures:
-        seconds = [
-            self.stage_seconds(s.team, s.first_layer, s.end_layer, microbatch) for s in stages
-        ]
+        seconds = [self.seconds_of(stage, microbatch) for stage in stages]
         borders_s, occupied_s, egress_usd = [], [], 0.0
         for upper, lower in pairwise(stages):
             size = self.tables.boundary_bytes(upper.end_layer - 1, microbatch)
@@ -151,6 +163,10 @@ class GroupModel(Likeness):
                 self.tables.times(s.team.kind, s.team.size, microbatch).interpolated for s in stages
             ),
         )
+
+    def chain(self, stages: tuple[Stage, ...], microbatch: int) -> Chain:
+        """Times of one microbatch on the stages and the links between them."""
+        return self._chain(stages, microbatch).chain
 
     def most_microbatches(
         self,
@@ -199,52 +215,33 @@ class GroupModel(Likeness):
         *,
         replicated: bool = True,
     ) -> tuple[Stage, ...]:
-        """The same stages with K_s set.
+        """The same stages with K_s set, and told which of them recompute.
 
         1F1B: what the shortest period needs (``best_inflight``), and where memory and that period
         allow at least S - s, or 2 (S - s) - 1 behind links that take more than a tenth of the
-        longest stage. GPipe: all microbatches.
+        longest stage. GPipe: all microbatches. A stage recomputes where memory has too little
+        room for that otherwise, unless the pipeline is then slower than one with less in flight.
         """
         longest = MOST_INFLIGHT_RATIO * len(stages)  # no stage holds more, whatever the share
         count = num_microbatches if schedule == "gpipe" else min(num_microbatches, longest)
         chain_key = self.key(stages)
         key = (chain_key, microbatch, count, schedule, replicated)
-        inflight_S = self._inflight[key]
-        if inflight_S is None:
-            if schedule == "gpipe":
-                inflight_S = (count,) * len(stages)
-            else:
-                inflight_S = self._one_f_one_b_inflight(stages, microbatch, count, replicated)
-            self._inflight[key] = inflight_S
+        found = self._inflight[key]
+        if found is None:
+            held = holding(self, stages, microbatch, count, schedule, replicated=replicated)
+            found = tuple([(s.inflight, s.recompute) for s in held])
+            self._inflight[key] = found
         held = tuple(
             [
                 s
-                if s.inflight == inflight
-                else Stage(s.team, s.first_layer, s.end_layer, inflight, s.splits)
-                for s, inflight in zip(stages, inflight_S, strict=True)
+                if (s.inflight, s.recompute) == how
+                else Stage(s.team, s.first_layer, s.end_layer, how[0], s.splits, how[1])
+                for s, how in zip(stages, found, strict=True)
             ]
         )
-        self.same_key(held, chain_key)
+        if all(a.recompute == b.recompute for a, b in zip(stages, held, strict=True)):
+            self.same_key(held, chain_key)
         return held
-
-    def _one_f_one_b_inflight(
-        self, stages: tuple[Stage, ...], microbatch: int, count: int, replicated: bool
-    ) -> tuple[int, ...]:
-        chain, wanted_S = self._chain(stages, microbatch).chain, range(len(stages), 0, -1)
-        room_S = []
-        for stage, plain in zip(stages, wanted_S, strict=True):
-            room = self.memory.max_held(stage, microbatch, replicated=replicated)
-            most = MOST_INFLIGHT_RATIO * plain
-            room_S.append(most if room >= count else min(most, room))
-        if any(room < min(plain, count) for room, plain in zip(room_S, wanted_S, strict=True)):
-            # Too tight for plain 1F1B: as many as fit, and never more than the stage before holds.
-            return tuple(
-                accumulate((max(1, min(k)) for k in zip(room_S, wanted_S, strict=True)), min)
-            )
-        slow_s = SLOW_LINK_RATIO * max(chain.work_s)
-        if max((*chain.down_s, *chain.up_s), default=0.0) > slow_s:
-            wanted_S = range(2 * len(stages) - 1, 0, -2)
-        return best_inflight(chain, wanted_S, room_S)
 
     def curve(
         self,

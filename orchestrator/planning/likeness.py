@@ -11,7 +11,8 @@ from orchestrator.planning.memory import MemoryModel
 from orchestrator.planning.tables import LayerTables
 
 KEY_LENGTH = 4
-"""Numbers of a stage in the key of a chain: its team, its first layer, links to the next."""
+"""Numbers of a stage in the key of a chain: its team, its first layer (less than 0 where it
+recomputes), links to the next."""
 
 
 class Likeness:
@@ -75,7 +76,8 @@ class Likeness:
             if last is not None:
                 found += self._border(last, stage.team)
             last = stage.team
-            found += (self.alike(last), stage.first_layer)
+            first = ~stage.first_layer if stage.recompute else stage.first_layer
+            found += (self.alike(last), first)
         found.append(stages[-1].end_layer)
         return tuple(found)
 
@@ -84,12 +86,13 @@ class Likeness:
         upper, lower = stages[s], stages[s + 1]
         moved = (
             *stages[:s],
-            Stage(upper.team, upper.first_layer, border),
-            Stage(lower.team, border, lower.end_layer),
+            Stage(upper.team, upper.first_layer, border, recompute=upper.recompute),
+            Stage(lower.team, border, lower.end_layer, recompute=lower.recompute),
             *stages[s + 2 :],
         )
         key, place = self.key(stages), KEY_LENGTH * (s + 1) + 1
-        self.same_key(moved, (*key[:place], border, *key[place + 1 :]))
+        first = ~border if lower.recompute else border
+        self.same_key(moved, (*key[:place], first, *key[place + 1 :]))
         return moved
 
     def same_key(self, stages: tuple[Stage, ...], key: tuple[int, ...]) -> None:

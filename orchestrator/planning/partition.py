@@ -101,15 +101,32 @@ def _cuts(
     found: set[tuple[int, ...]] = set()
     one_S, plain_S = [1] * len(teams), range(len(teams), 0, -1)
     work_SJI = _work(cost, teams, microbatch, one_S, replicated=replicated)
+    tables = [work_SJI]
     if schedule != "gpipe":
         plain_SJI = _work(cost, teams, microbatch, plain_S, replicated=replicated)
         longest_s = _longest_s(plain_SJI, borders)
+        tables.insert(0, plain_SJI)
         if longest_s < inf:
             found |= _search(plain_SJI, prefixes, borders, longest_s)
     if not found or least_s < longest_s * (1 - SHORTER_RATIO):
         found |= _search(work_SJI, prefixes, borders, least_s)
     cuts_CB = np.array(sorted(found))
-    return _pareto(cuts_CB, _rated(cuts_CB, prefixes, borders, schedule))
+    again_CS = _again(cuts_CB, tables, prefixes)
+    return _pareto(cuts_CB, _rated(cuts_CB, prefixes, borders, schedule, again_CS))
+
+
+def _again(
+    cuts_CB: IntArray, tables: Sequence[Sequence[FloatArray]], prefixes: Sequence[Prefix]
+) -> FloatArray:
+    """What stages of cuts recompute, by the first of tables in which they fit."""
+    again_CS = np.zeros((len(cuts_CB), len(prefixes)))
+    for s, prefix in enumerate(prefixes):
+        first_C, end_C = cuts_CB[:, s], cuts_CB[:, s + 1]
+        work_C = np.full(len(cuts_CB), inf)
+        for work_SJI in tables:
+            work_C = np.where(work_C < inf, work_C, work_SJI[s][end_C, first_C])
+        again_CS[:, s] = work_C - (prefix.both_s[end_C] - prefix.both_s[first_C])
+    return again_CS
 
 
 def _borders(cost: CostModel, teams: Sequence[Team], microbatch: int) -> list[Border]:
@@ -170,7 +187,8 @@ def _reach(prefixes: Sequence[Prefix], limit_s: float) -> list[slice]:
     if limit_s < inf:
         roomy_s = limit_s * (1 + 1e-9)  # the tables decide what is on the limit
         border = 0
-        for s, (_, _, both_I) in enumerate(prefixes):
+        for s, prefix in enumerate(prefixes):
+            both_I = prefix.both_s
             border = int(both_I.searchsorted(both_I[border] + roomy_s, side="right")) - 1
             most[s] = min(most[s], border)
         border = num_layers
@@ -223,7 +241,11 @@ def _least(block: FloatArray) -> tuple[FloatArray, IntArray]:
 
 
 def _rated(
-    cuts_CB: IntArray, prefixes: Sequence[Prefix], borders: Sequence[Border], schedule: str
+    cuts_CB: IntArray,
+    prefixes: Sequence[Prefix],
+    borders: Sequence[Border],
+    schedule: str,
+    again_CS: FloatArray,
 ) -> list[tuple[float, ...]]:
     """Period, fill and drain, egress, and the least period of all cuts at once.
 
@@ -241,6 +263,8 @@ def _rated(
             up_CS[:, s] = borders[s].up_busy_s[end_C]
             both_ways_CS[:, s] = borders[s].both_ways_s[end_C]
             egress_CS[:, s] = borders[s].egress_usd[end_C]
+    if again_CS.any():
+        backward_CS += again_CS
     work_CS = forward_CS + backward_CS
     trip_CS = (work_CS + both_ways_CS)[:, ::-1].cumsum(axis=1)[:, ::-1]
     if schedule == "gpipe":

@@ -7,7 +7,13 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile
+from orchestrator.core.model import (
+    MORE_SIZES,
+    SIZE_COLUMNS,
+    LayerSizes,
+    LayerTimes,
+    ModelProfile,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +30,24 @@ class TimeTable:
 
 @dataclass(frozen=True, slots=True)
 class SizeTable:
-    """Prefix sums of bytes of one team size, and the boundary behind each layer."""
+    """Bytes of one team size: parameters summed over the layers before each border, and all."""
 
     param_bytes: tuple[float, ...]
     frozen_bytes: tuple[float, ...]
-    stash_bytes_per_sample: tuple[float, ...]
-    boundary_bytes_per_sample: tuple[float, ...]  # not summed: entry l leaves layer l
+    layers: LayerSizes
+
+    def stash_bytes(self, layer: int, microbatch: int) -> float:
+        """What autograd keeps of one microbatch."""
+        per_sample, fixed = (
+            self.layers.stash_bytes_per_sample,
+            self.layers.stash_bytes_per_microbatch,
+        )
+        return per_sample[layer] * microbatch + fixed[layer]
+
+    def work_bytes(self, layer: int, microbatch: int) -> float:
+        """What is made while one microbatch runs, forward and backward."""
+        per_sample, fixed = self.layers.work_bytes_per_sample, self.layers.work_bytes_per_microbatch
+        return per_sample[layer] * microbatch + fixed[layer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +135,13 @@ class LayerTables:
             beyond=low.beyond or high.beyond,
         )
 
+    def again(self, end_layer: int) -> int:
+        """Where what runs again ends, where a stage recomputes that ends at ``end_layer``.
+
+        The layer before the loss runs once: its backward comes next anyway.
+        """
+        return min(end_layer, self.model.num_layers - 1)
+
     def team_sizes(self, kind: str) -> tuple[int, ...]:
         """Team sizes with both times (of this kind) and layer sizes, ascending; perhaps ()."""
         if kind not in self._team_sizes:
@@ -137,8 +162,7 @@ class LayerTables:
             found = self._sizes[team_size] = SizeTable(
                 tuple(accumulate(sizes.param_bytes, initial=0.0)),
                 tuple(accumulate(sizes.frozen_bytes, initial=0.0)),
-                tuple(accumulate(sizes.stash_bytes_per_sample, initial=0.0)),
-                sizes.boundary_bytes_per_sample,
+                sizes,
             )
         return found
 
@@ -150,13 +174,12 @@ class LayerTables:
             return self.model.sizes_of(team_size)
         low, high = measured[smaller], measured[larger]
         weight = _team_weight(smaller, team_size, larger)
-        return LayerSizes(
-            team_size,
-            _line(low.param_bytes, high.param_bytes, weight),
-            _line(low.boundary_bytes_per_sample, high.boundary_bytes_per_sample, weight),
-            _line(low.stash_bytes_per_sample, high.stash_bytes_per_sample, weight),
-            _line(low.frozen_bytes, high.frozen_bytes, weight),
-        )
+        columns: list[tuple[float, ...]] = [
+            _line(getattr(low, name), getattr(high, name), weight)
+            for name in (*SIZE_COLUMNS, *MORE_SIZES)
+        ]
+        (inputs,) = _line((low.input_bytes_per_sample,), (high.input_bytes_per_sample,), weight)
+        return LayerSizes(team_size, *columns, input_bytes_per_sample=inputs)
 
     def boundary_bytes(self, border_layer: int, microbatch: int) -> int:
         """Bytes that leave ``border_layer`` for the next layer; as many come back.
@@ -195,6 +218,27 @@ class LayerTables:
             held_IJ = sum(((borders[:, None] <= k) & (k < borders)).astype(int) for k in layers)
             share = self._share_of_member(team_size, layers[0])
             total_IJ -= np.maximum(held_IJ - 1, 0) * size_bytes * share
+        return total_IJ
+
+    def tied_bytes(self, team_size: int, first_layer: int, end_layer: int) -> float:
+        """Parameters that several layers of a range share.
+
+        What one of them adds to such a gradient waits for what the others add.
+        """
+        return sum(
+            size_bytes * self._share_of_member(team_size, layers[0])
+            for layers, size_bytes in self.ties
+            if sum(first_layer <= layer < end_layer for layer in layers) > 1
+        )
+
+    def tied_matrix(self, team_size: int) -> NDArray[np.float64]:
+        """``tied_bytes`` of all ranges: entry i, j is that of layers i to j."""
+        borders = np.arange(self.model.num_layers + 1)
+        total_IJ = np.zeros((len(borders), len(borders)))
+        for layers, size_bytes in self.ties:
+            held_IJ = sum(((borders[:, None] <= k) & (k < borders)).astype(int) for k in layers)
+            share = self._share_of_member(team_size, layers[0])
+            total_IJ += np.where(held_IJ > 1, size_bytes * share, 0.0)
         return total_IJ
 
     def _share_of_member(self, team_size: int, layer: int) -> float:

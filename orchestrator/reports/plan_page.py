@@ -11,7 +11,7 @@ from orchestrator.core.schedule import FORWARD
 from orchestrator.core.slot import StepEstimate
 from orchestrator.planning.event import Span
 from orchestrator.reports import figures
-from orchestrator.reports.records import MAX_LINES, alike_groups, plan_data
+from orchestrator.reports.records import MAX_LINES, RECOMPUTES, alike_groups, plan_data
 from orchestrator.reports.svg import (
     CHARACTER_WIDTH,
     element,
@@ -114,6 +114,7 @@ def groups_picture(plan: Plan, cluster: ClusterState) -> str:
             box = (stage.end_layer - stage.first_layer) * scale - 4
             device = cluster.device(stage.team.device_ids[0])
             layers = layers_text(stage)
+            layers += RECOMPUTES if stage.recompute else ""
             lines = ["+".join(stage.team.device_ids), device.kind, layers]
             title = f"<title>{escape(', '.join([*lines, device.zone]))}</title>"
             box_parts = element(

@@ -16,6 +16,10 @@ MAX_LINES = 12
 """Groups of a plan that are told one by one; of more, alike ones share a line."""
 
 
+RECOMPUTES = " (recomputes)"
+"""Behind a stage that keeps its layers' inputs only, and runs them again in backward."""
+
+
 def plan_data(plan: Plan, device_ids: Iterable[str]) -> dict[str, Json]:
     """A plan in the form of the user's files.
 
@@ -32,7 +36,8 @@ def plan_data(plan: Plan, device_ids: Iterable[str]) -> dict[str, Json]:
 def plan_words(plan: Mapping[str, object], pools: Mapping[str, str]) -> str:
     """A plan in the form of the user's files in words, a line a group.
 
-    Each line has the group's samples, then device[first layer:end layer] of every stage.
+    Each line has the group's samples, then device[first layer:end layer] of every stage, and
+    which of them recompute.
     Where there are many groups, alike ones share a line that counts them and names pools.
 
     Args:
@@ -49,6 +54,7 @@ def plan_words(plan: Mapping[str, object], pools: Mapping[str, str]) -> str:
         chain = " > ".join(
             f"{_team(stage, pools) if folded else '+'.join(stage['devices'])}"
             f"[{stage['first_layer']}:{stage['end_layer']}]"
+            f"{RECOMPUTES if stage.get('recompute') else ''}"
             for stage in group["stages"]
         )
         samples = sum(group["microbatches"])
@@ -73,7 +79,12 @@ def alike_groups(
     found: dict[tuple[object, ...], list[int]] = {}
     for index, group in enumerate(groups):
         stages = tuple(
-            (_team(stage, pools), stage["first_layer"], stage["end_layer"])
+            (
+                _team(stage, pools),
+                stage["first_layer"],
+                stage["end_layer"],
+                stage.get("recompute", False),
+            )
             for stage in group["stages"]
         )
         found.setdefault((sum(group["microbatches"]), stages), []).append(index)
@@ -179,6 +190,7 @@ def _group_data(group: Group) -> dict[str, Json]:
             "devices": list(stage.team.device_ids),
             "first_layer": stage.first_layer,
             "end_layer": stage.end_layer,
+            **({"recompute": True} if stage.recompute else {}),
         }
         for stage in group.stages
     ]

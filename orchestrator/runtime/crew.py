@@ -97,6 +97,7 @@ class Crew:
         linger_s = min(LINGER_S, config.control.slot_s / 4.0)
         self.fleet = Fleet(WorkerActor, places, arguments, linger_s=linger_s, actors=actors)
         self._host = host
+        self.infos: dict[str, TaskInfo] = {}  # by device, as of the start
         self._stores: deque[TCPStore] = deque(maxlen=2)  # some may not have left the last world
         self._world: tuple[str, ...] = ()  # who is joined, in the order of their ranks
 
@@ -122,6 +123,7 @@ class Crew:
         infos = self._prepare("load", TaskInfo, each=self._loads(checks))
         self._expect_somebody()
         self._dataset_samples = agreed_samples(infos)
+        self.infos = infos
         return next(iter(infos.values()))
 
     def join(self) -> None:

@@ -138,7 +138,10 @@ class RayPresence:
         """
         self._options, self._cluster, self._numbering = options, cluster, numbering
         self._board, self._nodes, self._products = board, nodes, products
-        self._like = {device.pool: device for device in cluster.devices}
+        by_memory = sorted(cluster.devices, key=lambda device: device.memory_bytes)
+        self._like = {device.pool: device for device in by_memory}
+        # Of some less is free than their pool offers.
+        self._memory_bytes = {device.device_id: device.memory_bytes for device in by_memory}
         self._sight = Sight({}, {})
         self._looked_s, self._now_s = float("-inf"), 0.0
         self._refused: set[str] = set()
@@ -163,7 +166,10 @@ class RayPresence:
                 self._refuse(f"pool {one.pool!r} had no device when the run started; restart it")
                 continue
             like = self._like[one.pool]
-            device = replace(like, device_id=one.device_id, node_id=one.node_id)
+            memory_bytes = self._memory_bytes.get(one.device_id, like.memory_bytes)
+            device = replace(
+                like, device_id=one.device_id, node_id=one.node_id, memory_bytes=memory_bytes
+            )
             present[one.device_id] = Present(device, place_of(one))
             if one.ray_node_id in draining_s:
                 leaving_s[one.device_id] = draining_s[one.ray_node_id]

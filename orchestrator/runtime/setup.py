@@ -19,6 +19,7 @@ from orchestrator.errors import ConfigError, InfeasibleError
 from orchestrator.inputs import read_profile
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.crew import Crew
+from orchestrator.runtime.free_memory import with_free_memory
 from orchestrator.runtime.inventory import Numbering, found_nodes, price_nodes
 from orchestrator.runtime.notices import NoticeBoard
 from orchestrator.runtime.presence import EmulatedPresence, Presence, RayPresence, place_of
@@ -143,6 +144,8 @@ def set_up(
     )
     there = {place.device_id for place in found.places}
     devices = tuple(d for d in everything.devices if d.device_id in there)
+    if not emulated:
+        devices = tuple(with_free_memory(devices, crew.infos, say))
     cluster = replace(everything, devices=devices)
     truth = EmulatedTruth(
         cluster=everything,

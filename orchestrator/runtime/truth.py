@@ -122,12 +122,7 @@ class EmulatedTruth:
         for group in plan.groups:
             for index, stage in enumerate(group.stages):
                 truth = StageTruth(
-                    seconds={
-                        size: normal.stage_seconds(
-                            stage.team, stage.first_layer, stage.end_layer, size
-                        )
-                        for size in _sizes(group)
-                    },
+                    seconds={size: normal.seconds_of(stage, size) for size in _sizes(group)},
                     to_next=self._link(group, index, index + 1),
                     to_previous=self._link(group, index, index - 1),
                     step_end_s=estimate.sync_s + estimate.update_s,

@@ -62,9 +62,7 @@ class _GroupRun:
             if instruction.source is not None:
                 yield self.arrivals[index, instruction.op, instruction.microbatch]
             size = self.group.microbatches[instruction.microbatch]
-            forward_s, backward_s = self.cost.stage_seconds(
-                stage.team, stage.first_layer, stage.end_layer, size
-            )
+            forward_s, backward_s = self.cost.seconds_of(stage, size)
             yield self.env.timeout(forward_s if instruction.op == FORWARD else backward_s)
             if instruction.target is not None:
                 self.env.process(self._send(index, instruction.target, instruction))

@@ -152,9 +152,12 @@ class Explorer:
                 break
         self._outdated.clear()
         if not finalists:
+            mend = "add devices or memory, or split the model into more layers"
+            if problem.activation_checkpointing == "never":
+                mend = f"write training.activation_checkpointing: auto, {mend}"
             raise InfeasibleError(
-                f"no plan fits the devices' memory: {lacking or 'however they are grouped'}; add "
-                "devices or memory, or split the model into more layers"
+                f"no plan fits the devices' memory: {lacking or 'however they are grouped'}, even "
+                f"with microbatches of one sample; {mend}"
             )
         return [*sorted(finalists, key=search.score, reverse=True), *others]
 
@@ -229,5 +232,11 @@ def _spread(problem: PlanningProblem) -> tuple[Plan, str | None]:
         Stage(make_team([d]), first, end)
         for d, (first, end) in zip(chain, pairwise(cuts), strict=True)
     )
-    plan = Plan(0, problem.schedules[0], (Group(stages, (1,) * problem.batch_samples),))
-    return plan, CostModel(problem).memory_error(plan.groups, plan.schedule)
+    chosen, cost = problem.activation_checkpointing, CostModel(problem)
+    for recompute in (False, True):
+        some = tuple(replace(stage, recompute=recompute) for stage in stages)
+        plan = Plan(0, problem.schedules[0], (Group(some, (1,) * problem.batch_samples),))
+        lacking = cost.memory_error(plan.groups, plan.schedule)
+        if lacking is None or chosen == "never":
+            break
+    return plan, lacking

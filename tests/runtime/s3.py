@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from s3fs import S3FileSystem
+
 BUCKET = "runs"
 _ORDERS = "/-/faults"
 _SLOW_DOWN = "<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code}</Message></Error>"
@@ -65,6 +67,7 @@ def s3_server() -> Iterator[Server]:
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_DEFAULT_REGION": "us-east-1",
         }
+        S3FileSystem.clear_instance_cache()  # those of an earlier server
         request = urllib.request.Request(f"{server.url}/{BUCKET}", method="PUT")
         urllib.request.urlopen(request, timeout=30).close()
         yield server

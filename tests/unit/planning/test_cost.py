@@ -18,6 +18,7 @@ from benchmarks.builders import (
     team_of,
 )
 from orchestrator.core.cluster import Link
+from orchestrator.core.model import MORE_SIZES
 from orchestrator.core.plan import Group
 from orchestrator.core.slot import IDLE_ESTIMATE
 from orchestrator.planning.cost import CostModel
@@ -226,12 +227,15 @@ def test_peak_is_state_stash_in_flight_boundaries_and_buckets():
     cost = model_of(devices, profile)
     pipeline = make_group(devices[:2], [0, 1, 2], [2] * 4)
     alone = dict(cost.evaluate([pipeline], "1f1b").peak_memory_bytes)
-    assert alone["d-0"] == 4 * 100 + 2 * 2 * 3 + 2 * 14  # two in flight, two outgoing buffers
-    assert alone["d-1"] == 4 * 10 + 2 * 5 + 14  # one in flight and its input
+    # Two in flight, the gradient of one, and that of the other waits.
+    assert alone["d-0"] == 4 * 100 + 2 * 2 * 3 + 2 * 14
+    assert alone["d-1"] == 4 * 10 + 2 * 5 + 2 * 14  # one in flight, an input and a gradient
     both = cost.evaluate([pipeline, whole(devices[2], 2, [2])], "1f1b")
-    assert dict(both.peak_memory_bytes)["d-0"] == alone["d-0"] + 100  # bucket of the sum
+    # The bucket of the sum, once nothing is in flight any more.
+    assert dict(both.peak_memory_bytes)["d-0"] == 4 * 100 + 100
     gpipe = dict(cost.evaluate([pipeline], "gpipe").peak_memory_bytes)
-    assert gpipe["d-0"] == 4 * 100 + 4 * 2 * 3 + 2 * 14
+    assert gpipe["d-0"] == 4 * 100 + 4 * 2 * 3 + (1 + 3) * 14
+    assert gpipe["d-1"] == 4 * 10 + 4 * 2 * 5 + 14  # the stage before is not ahead of it
 
 
 def test_the_margin_decides_and_the_message_names_device_need_and_room():
@@ -268,7 +272,8 @@ def test_a_tied_parameter_is_stored_once_a_stage():
     device = make_device()
     profile = make_profile({"gpu": [0.1] * 3}, param_bytes=100.0, ties=((0, 2),), tie_bytes=(60.0,))
     estimate = model_of([device], profile).evaluate([whole(device, 3, [1])], "1f1b")
-    assert dict(estimate.peak_memory_bytes)["d-0"] == 4 * (300 - 60)
+    # A part of its gradient waits for the other.
+    assert dict(estimate.peak_memory_bytes)["d-0"] == 4 * (300 - 60) + 60
 
 
 def frozen_profile():
@@ -298,14 +303,19 @@ def test_memory_of_all_ranges_is_that_of_each():
         tie_bytes=(6.0, 0.3), stash_bytes=[1.0, 2.0, 3.3, 4.0, 5.0, 6.0],
         boundary_bytes=[11.0, 12.0, 13.0, 14.0, 15.0, 0.0],
     )  # fmt: skip
-    sizes = replace(profile.sizes[0], frozen_bytes=(0.0, 2.5, 1.0, 0.0, 0.0, 0.0))
-    for dtype in ("fp32", "bf16"):
-        profile = replace(profile, sizes=(sizes,))
-        memory = model_of([make_device()], replace(profile, dtype=dtype)).memory
-        matrices = memory.matrices(1, 2)
-        for i, j in combinations(range(7), 2):
-            assert tuple(m[i, j] for m in matrices) == memory.parts(1, i, j, 2)
-            assert all(m[j, i] == m[i, i] == inf for m in matrices)
+    rng = np.random.default_rng(3)
+    measured = replace(
+        profile.sizes[0], input_bytes_per_sample=9.0,
+        **{name: tuple(rng.integers(1, 30, 6).astype(float)) for name in MORE_SIZES},
+    )  # fmt: skip
+    for changes in ({}, {"dtype": "bf16"}, {"sizes": (measured,)}):
+        memory = model_of([make_device()], replace(profile, **changes)).memory
+        for recompute in (False, True):
+            matrices = memory.matrices(1, 2, recompute=recompute)
+            for i, j in combinations(range(7), 2):
+                parts = memory.parts(1, i, j, 2, recompute=recompute)
+                assert tuple(m[i, j] for m in matrices) == pytest.approx(parts, rel=1e-12)
+                assert matrices.always[j, i] == matrices.always[i, i] == inf
 
 
 # Gradient sums ----------------------------------------------------------------------

@@ -125,7 +125,15 @@ def measure(case: Case, task: str, arguments: Mapping[str, Any], seed: int) -> t
 def rows_of(example: str, seed: int, *, quick: bool) -> list[dict[str, object]]:
     """One example: as it is, with samples that take time, and at full speed."""
     config = RunConfig.load(FOLDER / f"{example}.yaml")
-    training = replace(config.training, epochs=None, steps=6 if quick else 21)
+    # Evaluations are not what is measured.
+    training = replace(
+        config.training,
+        epochs=None,
+        steps=6 if quick else 21,
+        eval_every_steps=None,
+        keep_best=None,
+        early_stop=None,
+    )
     arguments = dict(training.task_args)
     task = load_task(training.task, arguments, seed)
     profile = profile_model(split(task), task, training)

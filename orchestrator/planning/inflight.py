@@ -1,5 +1,6 @@
 """How many microbatches each stage of a group keeps in flight, and which stages recompute."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import inf
@@ -40,20 +41,24 @@ def holding(
     def room(stage: Stage) -> int:
         return model.memory.max_held(stage, microbatch, replicated=replicated)
 
-    def with_k(some: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    def with_k(some: tuple[Stage, ...], room_S: Sequence[int]) -> tuple[Stage, ...]:
         inflight_S: tuple[int, ...] = (count,) * len(some)
         if schedule != "gpipe":
-            inflight_S = _one_f_one_b(model, some, microbatch, count, replicated=replicated)
-        return tuple([replace(s, inflight=k) for s, k in zip(some, inflight_S, strict=True)])
+            inflight_S = _one_f_one_b(model, some, room_S, microbatch, count, replicated=replicated)
+        return tuple([_holding(s, k) for s, k in zip(some, inflight_S, strict=True)])
 
-    plain = with_k(kept)
-    tight = [room(s) < min(k, count) for s, k in zip(kept, wanted_S, strict=True)]
+    room_S = [room(stage) for stage in kept]
+    plain = with_k(kept, room_S)
+    tight = [most < min(k, count) for most, k in zip(room_S, wanted_S, strict=True)]
     if chosen != "auto" or not any(tight):
         return plain
-    again = tuple([replace(s, recompute=t) for s, t in zip(kept, tight, strict=True)])
-    again = tuple([a if room(a) > room(k) else k for a, k in zip(again, kept, strict=True)])
-    if again == kept:
+    others = [replace(s, recompute=True) if t else s for s, t in zip(kept, tight, strict=True)]
+    more_S = [room(s) if t else most for s, t, most in zip(others, tight, room_S, strict=True)]
+    if all(more <= most for more, most in zip(more_S, room_S, strict=True)):
         return plain
+    again_S = [max(pair) for pair in zip(more_S, room_S, strict=True)]
+    pairs = zip(others, kept, more_S, room_S, strict=True)
+    again = tuple([other if more > most else s for other, s, more, most in pairs])
 
     def lasts_s(some: tuple[Stage, ...]) -> float:
         """A microbatch, on average over what memory holds of them."""
@@ -63,12 +68,21 @@ def holding(
             return inf
         return (curve.fill_drain_s + (share - 1) * curve.period_s) / share
 
-    return min((plain, with_k(again)), key=lasts_s)
+    return min((plain, with_k(again, again_S)), key=lasts_s)
+
+
+def _holding(stage: Stage, inflight: int) -> Stage:
+    if stage.inflight == inflight:
+        return stage
+    return Stage(
+        stage.team, stage.first_layer, stage.end_layer, inflight, stage.splits, stage.recompute
+    )
 
 
 def _one_f_one_b(
     model: "GroupModel",
     stages: tuple[Stage, ...],
+    most_S: Sequence[int],
     microbatch: int,
     count: int,
     *,
@@ -76,8 +90,7 @@ def _one_f_one_b(
 ) -> tuple[int, ...]:
     chain, wanted_S = model.chain(stages, microbatch), range(len(stages), 0, -1)
     room_S = []
-    for stage, plain in zip(stages, wanted_S, strict=True):
-        room = model.memory.max_held(stage, microbatch, replicated=replicated)
+    for room, plain in zip(most_S, wanted_S, strict=True):
         most = MOST_INFLIGHT_RATIO * plain
         room_S.append(most if room >= count else min(most, room))
     if any(room < min(plain, count) for room, plain in zip(room_S, wanted_S, strict=True)):

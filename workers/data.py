@@ -17,11 +17,11 @@ from workers.sequence import InOrder, in_order
 
 
 class SampleSource:
-    """A dataset in the run's order: a function of the seed alone, never of the plan.
+    """A dataset in one order: a function of the seed alone, never of the plan.
 
     Every plan and every restart sees the same samples in the same places; what a dataset draws
     at random (augmentation) is a function of seed and position, too. Only one thread at a time
-    calls the user's code.
+    calls the user's code, also where a dataset and one that it is evaluated on are of one file.
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class SampleSource:
         collate: Callable[[list[Any]], Any] | None,
         seed: int,
         inputs: Callable[[Any], Any] | None = None,
+        order: Callable[[Any, int], InOrder] = in_order,
     ) -> None:
         """Wrap ``dataset``; see ``Task`` for ``collate`` and ``inputs``.
 
@@ -37,7 +38,7 @@ class SampleSource:
             ConfigError: If it is no dataset, or has no sample.
             UserCodeError: If its ``__len__`` raises.
         """
-        self._sequence = in_order(dataset, seed)
+        self._sequence = order(dataset, seed)
         self._collate, self._seed = collate, seed
         self._inputs = inputs or _first
         self._lock = threading.Lock()
@@ -58,7 +59,7 @@ class SampleSource:
             UserCodeError: If the dataset or the collate raises; names the position.
         """
         with self._lock, Draws() as draws:
-            with user_code(f"{during}Task.dataset.will_read"):
+            with user_code(f"{during}{self._sequence.field}.will_read"):
                 self._sequence.expect(positions)
             where = _Where(self._sequence, during)
             with user_code(where):
@@ -101,7 +102,7 @@ class _Where:
         return position
 
     def __str__(self) -> str:
-        return f"{self._during}the dataset, at {self._sequence.name(self._position)},"
+        return f"{self._during}{self._sequence.field}, at {self._sequence.name(self._position)},"
 
 
 def _first(batch: Any) -> Any:

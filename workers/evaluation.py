@@ -1,17 +1,14 @@
 """Evaluation on the plan that trains: forwards only, round by round, and nothing changed by it."""
 
 import math
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import default_collate
 
 from orchestrator.core.evaluation import LOSS, Evaluated, RoundReport
 from orchestrator.core.plan import Plan
@@ -23,6 +20,8 @@ from workers.executor import Executor, Patience, StepShare
 from workers.failures import user_code
 from workers.faults import NO_FAULTS
 from workers.feed import Feed
+from workers.seeding import Draws
+from workers.sequence import as_given
 from workers.stage import Stage, StageWork
 from workers.step import Samples, StepRunner, Window
 from workers.transport import Transport
@@ -31,54 +30,37 @@ from workers.update import Ballot, Verdict
 Metrics = Callable[[Any, Any], Mapping[str, tuple[Any, Any]]]
 
 
-class EvaluationSource:
-    """The evaluation dataset in its own order, each sample once."""
+@dataclass(frozen=True, slots=True, eq=False)
+class EvaluationSet:
+    """What is evaluated: the samples, each once and in their own order, and the task's metrics."""
 
-    def __init__(self, task: Task, training: SampleSource) -> None:
-        """Wrap ``task.eval_dataset``; what the first layer takes is as in ``training``.
-
-        Raises:
-            ConfigError: If there is no such dataset, or it has no length or no sample.
-            UserCodeError: If its ``__len__`` raises.
-        """
-        dataset = task.eval_dataset
-        if dataset is None:
-            raise ConfigError(
-                "training.eval_every_steps is set, but the task has no eval_dataset; return "
-                "Task(..., eval_dataset=...), or write eval_every_steps: null"
-            )
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise ConfigError(
-                f"training.task: Task.eval_dataset is a {type(dataset).__name__}; give a map-style "
-                "dataset, with __len__ and __getitem__"
-            )
-        with user_code("len(Task.eval_dataset)"):
-            self.num_samples = len(dataset)
-        if self.num_samples < 1:
-            raise ConfigError("training.task: Task.eval_dataset is empty; give at least one sample")
-        self.task = task
-        self._dataset, self._collate = dataset, task.collate or default_collate
-        self._training = training
-
-    def batch(self, positions: Sequence[int], during: str = "") -> Any:
-        """The collated samples at these places of the dataset; ``during`` as in ``Batches``."""
-        with user_code(f"{during}Task.eval_dataset, at {positions[0]} to {positions[-1]},"):
-            return self._collate([self._dataset[index] for index in positions])
-
-    def release(self, position: int) -> None:
-        """Nothing is kept."""
-
-    def first_input(self, batch: Any) -> Any:
-        """What the first layer receives of a batch."""
-        return self._training.first_input(batch)
+    task: Task
+    source: SampleSource
+    num_samples: int
 
 
-def check_metrics(task: Task, options: TrainingOptions) -> None:
-    """Refuse a metric that is asked for of a task that returns none.
+def evaluation_set(task: Task, options: TrainingOptions, seed: int) -> EvaluationSet | None:
+    """What the options ask to evaluate; None: nothing.
 
     Raises:
-        ConfigError: Naming the key.
+        ConfigError: If the task lacks what is asked for, or has no sample to evaluate.
+        UserCodeError: If its ``__len__`` raises.
     """
+    if options.eval_every_steps is None:
+        return None
+    _check_metrics(task, options)
+    if task.eval_dataset is None:
+        raise ConfigError(
+            "training.eval_every_steps is set, but the task has no eval_dataset; return "
+            "Task(..., eval_dataset=...), or write eval_every_steps: null"
+        )
+    source = SampleSource(task.eval_dataset, task.collate, seed, task.inputs, as_given)
+    assert source.num_samples is not None, "a map-style dataset has a length"
+    return EvaluationSet(task, source, source.num_samples)
+
+
+def _check_metrics(task: Task, options: TrainingOptions) -> None:
+    """Refuse a metric that is asked for of a task that returns none."""
     for key, asked in (("keep_best", options.keep_best), ("early_stop", options.early_stop)):
         if asked is not None and asked.metric != LOSS and task.metrics is None:
             raise ConfigError(
@@ -109,7 +91,8 @@ class EvaluationStage(Stage):
         super().finish(microbatch, step, output, batch, num_samples)
         if self._ask is None:
             return
-        with user_code(f"step {step}: Task.metrics"):
+        with Draws() as draws, user_code(f"step {step}: Task.metrics"):
+            draws.key(self.work.seed, step, microbatch)
             found = self._ask(output, batch)
             if not isinstance(found, Mapping):
                 raise TypeError(
@@ -138,10 +121,12 @@ def _pair(name: object, pair: Any) -> tuple[float, float]:
 
 @contextmanager
 def at_rest(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """No gradients and evaluation mode inside; modes and global generators as before afterwards."""
+    """No gradients and evaluation mode inside; modes and torch's generators as before afterwards.
+
+    Python's and NumPy's are left alone: samples of training are drawn with them meanwhile.
+    """
     modes = [(m, m.training) for module in modules for m in module.modules()]
     tops = [(module, module.training) for module in modules]
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the user's code draws
     devices = [device] if device.type == "cuda" else []
     try:
         for module, _ in tops:
@@ -153,8 +138,6 @@ def at_rest(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None
             module.train(was_training)  # the user's own may do more than set a flag
         for module, was_training in modes:
             module.training = was_training
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002 - as above
 
 
 @dataclass(slots=True)
@@ -196,7 +179,7 @@ class Evaluator:
     def __init__(
         self,
         runner: StepRunner,
-        source: EvaluationSource,
+        judged: EvaluationSet,
         transport: Transport,
         *,
         is_due: Callable[[int], bool],
@@ -207,16 +190,16 @@ class Evaluator:
 
         Args:
             runner: Of the steps of the plan; its layers are evaluated.
-            source: The samples, and the task that they are of.
+            judged: What is evaluated.
             transport: To the other stages.
             is_due: Whether there is an evaluation before a step.
             longer_s: By which a round may take longer than a step.
             done: What earlier plans have done.
         """
         self._runner, self._is_due, self._longer_s = runner, is_due, longer_s
-        samples = Samples(runner.samples.batch, source.num_samples)
+        samples = Samples(runner.samples.batch, judged.num_samples)
         self._rounds = _Rounds(samples, runner.plan, runner.place.group_index, done)
-        task, work, place = source.task, runner.stage.work, runner.place
+        task, work, place = judged.task, runner.stage.work, runner.place
         self._stage = EvaluationStage(work, task.metrics if place.is_last else None)
         whole = (task.layers,) if isinstance(task.layers, nn.Module) else ()  # some look there
         self._modules = (*work.layers, *whole)
@@ -224,7 +207,11 @@ class Evaluator:
         feed = None
         if place.is_first or place.is_last:
             feed = Feed(
-                source, self._rounds.positions, runner.samples.num_steps, work.device, ahead=0
+                judged.source,
+                self._rounds.positions,
+                runner.samples.num_steps,
+                work.device,
+                ahead=0,
             )
         self._executor = Executor(place, self._stage, transport, feed, NO_FAULTS)
 

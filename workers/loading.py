@@ -10,7 +10,7 @@ from orchestrator.core.training import ScheduleOptions, Task
 from orchestrator.errors import ConfigError
 from workers.data import SampleSource
 from workers.device import PROCESSOR, device_memory_bytes
-from workers.evaluation import EvaluationSource, check_metrics
+from workers.evaluation import EvaluationSet, evaluation_set
 from workers.grouping import freeze
 from workers.orders import TaskInfo, WorkerSpec
 from workers.rehearsal import rehearse
@@ -29,7 +29,7 @@ class Loaded:
     source: SampleSource
     samples: Samples
     lr: Callable[[int], float]  # of a step
-    evaluation: EvaluationSource | None  # None: nothing is evaluated
+    evaluation: EvaluationSet | None  # None: nothing is evaluated
 
     def info(self, device: torch.device) -> TaskInfo:
         """What the head wants to know of it, and of the device that it is to run on."""
@@ -73,8 +73,4 @@ def load(spec: WorkerSpec, device_id: str) -> Loaded:
     lr = learning_rate(options, samples.num_steps, task.lr_factor)
     for step in (0, samples.num_steps - 1):
         lr(step)  # errors of the user's function are better told now than in the end
-    evaluation = None
-    if options.eval_every_steps is not None:
-        check_metrics(task, options)
-        evaluation = EvaluationSource(task, source)
-    return Loaded(task, model, source, samples, lr, evaluation)
+    return Loaded(task, model, source, samples, lr, evaluation_set(task, options, spec.seed))

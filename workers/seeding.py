@@ -23,6 +23,9 @@ class _Own(threading.local):
 
 _own = _Own()
 
+_generators = threading.Lock()
+"""Python's and NumPy's generators are one for all threads: whoever is inside has them alone."""
+
 
 class _ThreadsDefault:
     """torch's default generator, but in a thread that has one of its own.
@@ -56,8 +59,8 @@ class Draws(TorchFunctionMode):
     """Inside, the user's code draws from generators of this thread, seeded by ``key``.
 
     torch's own generator is not touched: layers run in another thread. numpy's and Python's are
-    seeded, and as before afterwards; only one thread at a time may be inside. Threads that the
-    user's code starts draw from the process's own generators.
+    seeded, and as before afterwards; a second thread waits until the first one is out. Threads
+    that the user's code starts draw from the process's own generators.
     """
 
     def __init__(self) -> None:
@@ -75,6 +78,7 @@ class Draws(TorchFunctionMode):
         self._inner.reseed(seed)
 
     def __enter__(self) -> "Draws":
+        _generators.acquire()
         super().__enter__()
         self._before = random.getstate(), np.random.get_state()  # noqa: NPY002 - as in ``key``
         _own.generator = self._cpu
@@ -85,6 +89,7 @@ class Draws(TorchFunctionMode):
         random.setstate(self._before[0])
         np.random.set_state(self._before[1])  # noqa: NPY002 - as in ``key``
         super().__exit__(*about)
+        _generators.release()
 
     def __torch_function__(
         self,

@@ -25,6 +25,9 @@ class InOrder(Protocol):
     num_samples: int | None
     """Of the dataset; None: a stream that does not say."""
 
+    field: str
+    """Of ``Task``, for the message of an error."""
+
     def name(self, position: int) -> str:
         """What stands at a position, for the message of an error."""
 
@@ -45,18 +48,10 @@ def in_order(dataset: Any, seed: int) -> InOrder:
         ConfigError: If it is no dataset, or has no sample.
         UserCodeError: If its ``__len__`` raises.
     """
-    place = f"training.task: Task.dataset is {_named(dataset)}"
-    if isinstance(dataset, DataLoader):
-        raise ConfigError(
-            f"{place}; batches are made here: give what it loads from (loader.dataset) as "
-            "Task.dataset, and loader.collate_fn as Task.collate if it is your own"
-        )
-    if isinstance(dataset, type | str | bytes | Mapping | set | frozenset):
-        raise ConfigError(f"{place}; give a dataset: an object with __len__ and __getitem__")
-    has_items = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
-    if has_items and hasattr(dataset, "__len__"):
+    place = _refused(dataset, Shuffled.field)
+    if _is_map_style(dataset):
         return Shuffled(dataset, seed)
-    if has_items:
+    if hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset):
         raise ConfigError(f"{place}, which has no __len__; add it: the number of its samples")
     if not hasattr(dataset, "__iter__"):
         raise ConfigError(
@@ -69,43 +64,64 @@ def in_order(dataset: Any, seed: int) -> InOrder:
     return Streamed(dataset, seed)
 
 
+def as_given(dataset: Any, seed: int) -> InOrder:
+    """An evaluation dataset in its own order.
+
+    Raises:
+        ConfigError: If it is no map-style dataset, or has no sample.
+        UserCodeError: If its ``__len__`` raises.
+    """
+    place = _refused(dataset, AsGiven.field)
+    if not _is_map_style(dataset):
+        raise ConfigError(f"{place}; give a map-style dataset, with __len__ and __getitem__")
+    return AsGiven(dataset, seed)
+
+
+def _refused(dataset: Any, field: str) -> str:
+    """How a refusal of this field begins; refuses what only looks like a dataset."""
+    place = f"training.task: {field} is {_named(dataset)}"
+    if isinstance(dataset, DataLoader):
+        raise ConfigError(
+            f"{place}; batches are made here: give what it loads from (loader.dataset) as "
+            f"{field}, and loader.collate_fn as Task.collate if it is your own"
+        )
+    if isinstance(dataset, type | str | bytes | Mapping | set | frozenset):
+        raise ConfigError(f"{place}; give a dataset: an object with __len__ and __getitem__")
+    return place
+
+
+def _is_map_style(dataset: Any) -> bool:
+    has_both = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    return has_both and not isinstance(dataset, IterableDataset)
+
+
 def _named(dataset: Any) -> str:
     if isinstance(dataset, type):
         return f"the class {dataset.__name__}, not an object of it"
     return f"a {type(dataset).__name__}"
 
 
-def _length(dataset: Any) -> int:
-    with user_code("len(Task.dataset)"):
+def _length(dataset: Any, field: str) -> int:
+    with user_code(f"len({field})"):
         length = len(dataset)
     if length < 1:
-        raise ConfigError("training.task: Task.dataset is empty; give at least one sample")
+        raise ConfigError(f"training.task: {field} is empty; give at least one sample")
     return length
 
 
-class Shuffled:
-    """A map-style dataset, in another order every epoch.
+class AsGiven:
+    """A map-style dataset in its own order, as it is evaluated."""
 
-    Position p of the run is sample ``perm(seed, p div N)[p mod N]`` of a dataset of N.
-    """
+    field = "Task.eval_dataset"
 
     def __init__(self, dataset: Any, seed: int) -> None:
-        self.num_samples: int | None = _length(dataset)
-        self._length = self.num_samples
+        self._length = _length(dataset, self.field)
+        self.num_samples: int | None = self._length
         self._dataset, self._seed = dataset, seed
-        self._orders: dict[int, np.ndarray] = {}  # of the two newest epochs
 
     def index(self, position: int) -> int:
         """Index in the dataset of the sample at a position."""
-        epoch, place = divmod(position, self._length)
-        if self._length > LARGEST_TABLE:
-            return _permuted(place, self._length, struct.pack("<2q", self._seed, epoch))
-        if epoch not in self._orders:
-            # Samples are asked for in order: of the last epochs no other is needed again.
-            self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}
-            generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-            self._orders[epoch] = generator.permutation(self._length)
-        return int(self._orders[epoch][place])
+        return position
 
     def name(self, position: int) -> str:
         """Position, and which sample of how many it is."""
@@ -123,6 +139,31 @@ class Shuffled:
 
     def release(self, position: int) -> None:
         """Nothing is kept."""
+
+
+class Shuffled(AsGiven):
+    """A map-style dataset, in another order every epoch.
+
+    Position p of the run is sample ``perm(seed, p div N)[p mod N]`` of a dataset of N.
+    """
+
+    field = "Task.dataset"
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        super().__init__(dataset, seed)
+        self._orders: dict[int, np.ndarray] = {}  # of the two newest epochs
+
+    def index(self, position: int) -> int:
+        """Index in the dataset of the sample at a position."""
+        epoch, place = divmod(position, self._length)
+        if self._length > LARGEST_TABLE:
+            return _permuted(place, self._length, struct.pack("<2q", self._seed, epoch))
+        if epoch not in self._orders:
+            # Samples are asked for in order: of the last epochs no other is needed again.
+            self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}
+            generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+            self._orders[epoch] = generator.permutation(self._length)
+        return int(self._orders[epoch][place])
 
 
 def _permuted(index: int, size: int, key: bytes) -> int:
@@ -150,8 +191,11 @@ class Streamed:
     epoch instead. A stream must give the same samples every time, on every worker.
     """
 
+    field = "Task.dataset"
+
     def __init__(self, dataset: Any, seed: int) -> None:
-        self.num_samples = _length(dataset) if hasattr(dataset, "__len__") else None
+        has_length = hasattr(dataset, "__len__")
+        self.num_samples = _length(dataset, self.field) if has_length else None
         self._length = self.num_samples  # known once the stream has ended
         self._dataset, self._seed = dataset, seed
         self._iterator: Iterator[Any] | None = None

@@ -493,6 +493,15 @@ class Jittery(Rows):
         return super().__getitem__(index)
 
 
+class Shaken(Rows):
+    """What a sample is hangs on every global generator."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = super().__getitem__(index)
+        noise = random.random() + np.random.rand()  # noqa: NPY002 - that is what it does
+        return x + 0.1 * noise + 0.1 * torch.rand(x.shape, dtype=x.dtype), y
+
+
 class Whole(nn.Module):
     """As one module: an embedding, blocks and a head, with dropout of every kind between them."""
 
@@ -530,6 +539,9 @@ def judged(
     def metrics(output: Tensor, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
         if raises:
             raise ZeroDivisionError("a metric of mine")
+        torch.rand(3)
+        np.random.rand()  # noqa: NPY002 - careless, as ``Jittery``
+        random.random()
         near = ((output - batch[1]).abs().mean(1) < 1.5).sum()
         return {"near": (near, len(batch[1]))}
 
@@ -539,7 +551,7 @@ def judged(
         layers=model if form else [Moody(width) for _ in range(num_layers)],
         blocks=blocks if form == "blocks" else None,
         loss=squares,
-        dataset=Rows(64, width),
+        dataset=Shaken(64, width),
         eval_dataset=Jittery(num_eval, width),
         metrics=metrics,
     )

@@ -163,10 +163,16 @@ def test_one_thread_at_a_time_calls_the_dataset() -> None:
             inside.release()
             return index
 
-    source = SampleSource(Alone(), None, 0)
+    file = Alone()
+    source, evaluated = (
+        SampleSource(file, None, 0),
+        SampleSource(file, None, 0, order=sequence.as_given),
+    )
     with ThreadPoolExecutor(4) as pool:
+        told = pool.map(lambda k: evaluated.batch(range(10 * k, 10 * k + 10)), range(5))
         batches = list(pool.map(lambda k: source.batch(range(10 * k, 10 * k + 10)), range(5)))
     assert sorted(torch.cat(batches).tolist()) == list(range(50))
+    assert torch.cat(list(told)).tolist() == list(range(50))  # in its own order
 
 
 # What is no dataset, and what fails -----------------------------------------------------------
@@ -196,6 +202,21 @@ def test_what_is_no_dataset_is_refused_by_its_type(dataset: object, message: str
         SampleSource(dataset, None, seed=0)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ([], "empty; give at least one sample"),
+        (3, "a int; give a map-style dataset, with __len__ and __getitem__$"),
+        (generator(), "a generator; give a map-style dataset"),
+        ({"x": [1]}, "a dict; give a dataset"),
+        (DataLoader(Augmented()), r"a DataLoader; .* \(loader.dataset\) as Task.eval_dataset, and"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_by_its_type(dataset: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^training.task: Task.eval_dataset is {message}"):
+        SampleSource(dataset, None, seed=0, order=sequence.as_given)
+
+
 class Faulty:
     """Four samples, of which one is what ``act`` makes of it."""
 
@@ -217,7 +238,7 @@ def fail(error: BaseException) -> Any:
     ("dataset", "collate", "message"),
     [
         (Faulty(lambda: fail(OSError("gone"))), None,
-         "step 7: the dataset, at position 1 (sample 2 of 4), raised OSError: gone"),
+         "step 7: Task.dataset, at position 1 (sample 2 of 4), raised OSError: gone"),
         (Faulty(lambda: fail(IndexError("end"))), None, "(sample 2 of 4), raised IndexError: end"),
         (Faulty(lambda: fail(StopIteration())), None, "(sample 2 of 4), raised StopIteration"),
         (Faulty(lambda: fail(SystemExit(3))), None, "(sample 2 of 4), raised SystemExit: 3"),

@@ -1,11 +1,13 @@
 """Evaluation on a plan equals that of one process, and training does not notice it."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,6 +20,8 @@ from orchestrator.core.training import Task
 from tests.runtime.harness import make_spec
 from tests.runtime.reference import saved_parameters, train_alone
 from workers.emulation import EmulatedStage
+from workers.evaluation import at_rest
+from workers.seeding import Draws
 from workers.splitting import load_task, split
 from workers.worker import WorkerSpec
 
@@ -132,6 +136,22 @@ def test_training_is_the_same_to_the_bit_with_evaluation_and_without(
         losses = {i.step: i.loss for i in items if isinstance(i, StepReport)}
         told[every] = losses, fleet.all("checksums")
     assert told[4] == told[None]
+
+
+def test_samples_that_are_drawn_meanwhile_do_not_notice_an_evaluation() -> None:
+    """They are loaded ahead by a thread of their own, at any time."""
+
+    def draw() -> tuple[float, float]:
+        return random.random(), np.random.rand()  # noqa: NPY002 - as careless datasets do
+
+    with Draws() as draws:
+        draws.key(5)
+        alone = draw()
+    evaluation = at_rest([], torch.device("cpu"))
+    with Draws() as draws:
+        with evaluation:
+            draws.key(5)
+        assert draw() == alone
 
 
 def test_whoever_goes_on_begins_with_the_first_round_that_is_not_done(

@@ -120,7 +120,7 @@ def test_an_error_is_told_where_its_batch_is_asked_for() -> None:
     assert feed.take(0, shares(0)[0]) == [4, 5, 6]
     wait_until(lambda: 15 in dataset.calls)
     assert feed.take(0, shares(0)[1]) == [7, 8]
-    message = r"^step 1: the dataset, at position 15, raised OSError: torn$"
+    message = r"^step 1: Task.dataset, at position 15, raised OSError: torn$"
     with pytest.raises(UserCodeError, match=message) as caught:
         feed.take(1, shares(1)[0])
     assert "raise OSError" in caught.value.user_traceback

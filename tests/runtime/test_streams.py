@@ -176,7 +176,7 @@ def test_what_it_raises_is_told_with_its_position() -> None:
             raise ConnectionError("gone")
 
     source = SampleSource(Torn(9), list, seed=0)
-    message = r"^step 1: the dataset, at position 4, raised ConnectionError: gone$"
+    message = r"^step 1: Task.dataset, at position 4, raised ConnectionError: gone$"
     with pytest.raises(UserCodeError, match=message):
         source.batch(range(4, 6), "step 1: ")
 

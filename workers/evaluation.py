@@ -217,10 +217,7 @@ class Evaluator:
 
     def owes(self, step: int) -> bool:
         """Whether rounds are left to be done before ``step``."""
-        return (
-            self._is_due(step)
-            and self._rounds.done.rounds_of(step) < self._rounds.samples.num_steps
-        )
+        return self._is_due(step) and not self._rounds.are_done(step)
 
     def run(self, step: int, at_s: float, window: Window) -> tuple[Verdict, RoundReport, float]:
         """Run the next round before ``step``, which starts at ``at_s``.

@@ -83,5 +83,6 @@ def _check_patterns(groups: Sequence[GroupOptions], names: Sequence[str]) -> Non
             shown = ", ".join([*dict.fromkeys(close or names)][:_SHOWN])
             raise ConfigError(
                 f"training.optimizer.groups[{number}].match: {pattern!r} fits no parameter of the "
-                f"model; {'close ones' if close else 'its first ones'}: {shown}"
+                f"model; {'close ones' if close else 'its first ones'}: {shown}; "
+                "correct it, or leave it out"
             )

@@ -154,7 +154,11 @@ def evaluation_text(found: Evaluation, best: Evaluation | None = None) -> str:
     text = f"evaluation at step {found.step}: {shown}"
     if best is None or best.step == found.step:
         return f"{text} (the best so far)" if found.best else text
-    return f"{text} (the best was that of step {best.step})"
+    shown = ", ".join(
+        f"{name} {figures.number(value)}"
+        for name, value in {LOSS: best.loss, **best.metrics}.items()
+    )
+    return f"{text} (the best was that of step {best.step}: {shown})"
 
 
 def slot_line(record: SlotRecord) -> str:

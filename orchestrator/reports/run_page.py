@@ -96,7 +96,7 @@ def _loss_chart(found: RunFound) -> str:
     series = [Series("loss", _thinned(points))]
     judged = tuple((float(e.step), e.loss) for e in found.evaluations if e.loss is not None)
     if judged:
-        series.append(Series("evaluation", _thinned(judged)))
+        series.append(Series("evaluation", _thinned(judged), colour=2))
     return line_chart(
         series, x_title="step", y_title="loss",
         label="loss over steps",

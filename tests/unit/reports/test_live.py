@@ -92,7 +92,7 @@ def test_an_evaluation_is_shown_with_the_best_one(view: LiveView) -> None:
     assert "evaluation at step 10: loss 0.500, accuracy 0.750 (the best so far)" in shown
     view.evaluation(Evaluation(20, 1, 64, 0.6, {"accuracy": None}))
     shown = picture(view)
-    assert "step 20: loss 0.600, accuracy - (the best was that of step 10)" in shown
+    assert "step 20: loss 0.600, accuracy - (the best was that of step 10: " in shown
 
 
 def test_a_log_tells_of_an_evaluation_once_with_the_slot_that_it_was_in() -> None:

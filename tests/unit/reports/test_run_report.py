@@ -11,6 +11,7 @@ from rich.console import Console
 from benchmarks.builders import make_group, make_plan
 from orchestrator.control.persistence import RunStore
 from orchestrator.core.durable import LedgerEntry
+from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, Rates, RunEvent, SlotJournal
 from orchestrator.core.view import DeviceView, Spread, StepSpreads
 from orchestrator.errors import ConfigError
@@ -258,3 +259,10 @@ def test_a_page_of_many_slots_stays_small(run_dir: str) -> None:
     found = read_run(run_dir)
     many = replace(found, slots=found.slots * 5000)
     assert len(run_page(replace(many, ledger=()))) < 400_000
+
+
+def test_the_curve_of_evaluations_has_a_colour_of_its_own(run_dir: str) -> None:
+    judged = (Evaluation(10, 0, 8, 0.5), Evaluation(20, 0, 8, 0.4))
+    shown = run_page(replace(read_run(run_dir), evaluations=judged))
+    assert '<i style="background:var(--c0)"></i>loss' in shown
+    assert '<i style="background:var(--c2)"></i>evaluation' in shown

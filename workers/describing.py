@@ -18,6 +18,7 @@ from workers.failures import user_code
 from workers.sizes import kept_sizes
 from workers.splitting import SplitModel, Tie, sample_randomness
 from workers.stage import SavedBytes, autocast
+from workers.two_sums import two_sums
 from workers.update import make_optimizer
 from workers.valueless import shapes_only, stand_ins
 
@@ -123,7 +124,7 @@ class Passage:
         roots = list(border.tensors(value))
         if is_last:
             with user_code("profiling: the loss"), self._autocast():
-                loss_sum, _ = self._task.loss(value, self._batches[size])
+                loss_sum, _ = two_sums(self._task.loss(value, self._batches[size]))
             roots = [loss_sum] if torch.is_tensor(loss_sum) else []
         return value, [root for root in roots if root.requires_grad]
 

@@ -19,6 +19,7 @@ from workers.device import at_hand, brought
 from workers.failures import user_code
 from workers.scaling import LossScale
 from workers.splitting import sample_randomness
+from workers.two_sums import two_sums
 
 Loss = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -235,12 +236,7 @@ class Stage:
         randomness = sample_randomness(self.work.seed, step, kept.positions, behind)
         with user_code(f"step {step}: the loss"), self._autocast(), measured, randomness:
             returned = self.work.loss(output, batch)
-            if not isinstance(returned, tuple | list) or len(returned) != 2:
-                raise TypeError(
-                    f"loss returned a {type(returned).__name__}, not two values; return (sum over "
-                    "samples, weight) with the number of samples, or of tokens, as the weight"
-                )
-            loss_sum, weight = returned
+            loss_sum, weight = two_sums(returned)
             loss_sum = torch.as_tensor(loss_sum)
             if loss_sum.numel() != 1:
                 raise ValueError(

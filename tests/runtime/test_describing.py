@@ -216,3 +216,10 @@ def test_a_model_without_values_is_not_trained() -> None:
     emulated = CONFIG.replace("source: file", "source: emulated")
     with pytest.raises(ConfigError, match=r"'first\.weight' is on the meta device"):
         look_at_model(RunConfig.parse(emulated))
+
+
+@pytest.mark.parametrize("look", [describe_model, profile_model])
+def test_a_loss_without_a_weight_is_told_what_to_return(look: Any) -> None:
+    asked = task([nn.Linear(8, 4)], loss=lambda output, batch: output.sum())
+    with pytest.raises(UserCodeError, match=r"returned a Tensor, not two values; return \(sum"):
+        look(split(asked), asked, options())

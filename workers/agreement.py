@@ -1,7 +1,7 @@
 """Whether a cut model still does what the whole one does: outputs and gradients of some samples."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from workers.failures import user_code
 
 TOLERANCE = 1e-3
 """Largest difference, relative to the largest entry: sums may be in another order, no more."""
+
+COARSE_TOLERANCE = 0.1
+"""As above, of a model with parameters of two bytes."""
 
 SEED = 0
 """Of what the model draws, which both draw alike."""
@@ -36,6 +39,7 @@ def check_agreement(
         UserCodeError: If the model raises.
     """
     parameters = list({id(p): p for layer in layers for p in layer.parameters()}.values())
+    tolerance = tolerance_of(parameters)
     parameters = [p for p in parameters if p.requires_grad]
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
@@ -51,12 +55,12 @@ def check_agreement(
             f"{shapes[1]}; {mend}"
         )
     for w, f in pairs:
-        if (difference := _difference(w, f)) > TOLERANCE:
+        if (difference := _difference(w, f)) > tolerance:
             raise ConfigError(
                 f"training.task: run in parts, the model returns something else: an output of "
                 f"shape {tuple(w.shape)} differs by {difference:.2g} of its largest entry; {mend}"
             )
-    _check_gradients(pairs, parameters, crossed, mend)
+    _check_gradients(pairs, parameters, crossed, tolerance, mend)
 
 
 def _run(layers: Sequence[nn.Module], value: Any) -> tuple[list[Tensor], list[tuple[Any, Any]]]:
@@ -88,6 +92,7 @@ def _check_gradients(
     pairs: Sequence[tuple[Tensor, Tensor]],
     parameters: Sequence[nn.Parameter],
     crossed: Sequence[tuple[Any, Any]],
+    tolerance: float,
     mend: str,
 ) -> None:
     """Take off the whole model's gradients, part by part, what the parts give: nothing is left.
@@ -116,7 +121,7 @@ def _check_gradients(
             _take_off(left)
     for p, rest in left.items():
         difference = largest_of(rest) / (largest[p] or 1.0)
-        if difference > TOLERANCE:
+        if difference > tolerance:
             raise ConfigError(
                 "training.task: run in parts, the model learns something else: the gradient of a "
                 f"parameter of shape {tuple(p.shape)} differs by {difference:.2g} of its largest "
@@ -130,6 +135,11 @@ def _take_off(left: dict[nn.Parameter, Tensor | None]) -> None:
             # Not in place: a gradient may be a view of another one.
             left[p] = -p.grad if wanted is None else wanted - p.grad
             p.grad = None
+
+
+def tolerance_of(parameters: Iterable[Tensor]) -> float:
+    """How far apart, relative to the largest entry, what a model gives twice may be."""
+    return COARSE_TOLERANCE if any(p.element_size() <= 2 for p in parameters) else TOLERANCE
 
 
 def largest_of(tensor: Tensor | None) -> float:

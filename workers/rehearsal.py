@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from orchestrator.core.training import Task
 from orchestrator.errors import ConfigError, UserCodeError
 from workers import border
-from workers.agreement import largest_of
+from workers.agreement import largest_of, tolerance_of
 from workers.data import SampleSource
 from workers.failures import user_code
 from workers.registered import check_registered
@@ -23,14 +23,13 @@ from workers.unchanged import unchanged
 
 NUM_SAMPLES = 2
 
-TOLERANCE = 1e-3
-"""Largest difference, relative to the largest entry: sums may be in another order, no more."""
-
-COARSE_TOLERANCE = 0.1
-"""As above, of a model with parameters of two bytes."""
-
 FLOOR = 1e-5
 """Of the largest gradient: gradients that are zero but for rounding cannot be compared."""
+
+_BACKWARD = (
+    "look for hooks on gradients, a backward of its own that mixes samples, and "
+    "torch.utils.checkpoint around dropout (leave it out)"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -170,9 +169,7 @@ class _Hall:
         parameters: dict[int, nn.Parameter],
     ) -> None:
         """Raise a ConfigError where two samples at once gave something else than one by one."""
-        tolerance = TOLERANCE
-        if any(p.element_size() <= 2 for p in parameters.values()):
-            tolerance = COARSE_TOLERANCE
+        tolerance = tolerance_of(parameters.values())
         if not math.isclose(together.weight, apart.weight, rel_tol=tolerance):
             raise ConfigError(
                 f"training.task: the loss gives {NUM_SAMPLES} samples at once the weight "
@@ -193,33 +190,56 @@ class _Hall:
                     raise ConfigError(
                         f"training.task: the gradient of {inner!r} of layer {name!r} is another "
                         f"one for {NUM_SAMPLES} samples at once than for one by one, so the result "
-                        "would depend on the plan; look for hooks on gradients, a backward of its "
-                        "own that mixes samples, and torch.utils.checkpoint around dropout (leave "
-                        "it out)"
+                        "would depend on the plan: "
+                        f"{self._beside(self._again(), apart, tolerance) or _BACKWARD}"
                     )
 
     def _why(self, together: _Heard, apart: _Heard, tolerance: float) -> str:
-        with torch.no_grad():
-            # With others in between, which are to leave nothing behind.
-            others = range(NUM_SAMPLES, 2 * NUM_SAMPLES)
-            again = self.finest([range(NUM_SAMPLES), others])
+        again = self._again()
         if not math.isclose(again.losses[0], together.loss, rel_tol=tolerance):
             return (
                 "a layer got something else than what the one before returned. Layers must not "
                 "keep anything from one run to the next, hand something on other than by "
                 "returning it, or work in place on their input (x = x.clone() first)"
             )
+        if (beside := self._beside(again, apart, tolerance)) is not None:
+            return beside
+        if math.isclose(NUM_SAMPLES * together.loss, apart.loss, rel_tol=tolerance):
+            return "it looks like a mean over samples; return their sum (reduction='sum')"
+        return "the loss must be a sum of what each sample gives by itself"
+
+    def _again(self) -> _Heard:
+        """Both samples at once, with others in between, which are to leave nothing behind."""
+        others = range(NUM_SAMPLES, 2 * NUM_SAMPLES)
+        with torch.no_grad():
+            return self.finest([range(NUM_SAMPLES), others])
+
+    def _beside(self, again: _Heard, apart: _Heard, tolerance: float) -> str | None:
+        """Which layer returns something else for a sample with another beside it, if one does."""
         layers = zip(self._model.names, again.crossed[0], *apart.crossed, strict=True)
         for index, (name, whole, *parts) in enumerate(layers):
+            if _padded(whole, parts):
+                return (
+                    f"what layer {index} ({name}) returns has another shape beside other samples. "
+                    "What is padded must be masked, and dropout draws by position: pad all "
+                    "samples to one length in Task.collate, whatever is beside them"
+                )
             if _mixes(whole, parts, tolerance):
                 return (
                     f"what layer {index} ({name}) returns for a sample depends on the samples "
                     "beside it. Use no statistics over the batch (nn.GroupNorm does not), mask "
                     "what is padded, and let the first dimension of all tensors be the samples"
                 )
-        if math.isclose(NUM_SAMPLES * together.loss, apart.loss, rel_tol=tolerance):
-            return "it looks like a mean over samples; return their sum (reduction='sum')"
-        return "the loss must be a sum of what each sample gives by itself"
+        return None
+
+
+def _padded(whole: Any, parts: Sequence[Any]) -> bool:
+    """Whether a tensor over samples has another shape, apart from their number, than for one."""
+    return any(
+        one.dim() and one.dim() == other.dim() and one.shape[1:] != other.shape[1:]
+        for part in parts
+        for one, other in zip(border.tensors(whole), border.tensors(part), strict=False)
+    )
 
 
 def _mixes(whole: Any, parts: Sequence[Any], tolerance: float) -> bool:

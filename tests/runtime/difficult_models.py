@@ -3,6 +3,7 @@
 ``TRAINS`` and ``REFUSED`` are by name; ``difficult(name)`` is the task. Layers are ``WIDTH`` wide.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -443,6 +444,23 @@ def samples_beside_each_other() -> Task:
     return between(Attends())
 
 
+def padded_to_the_longest() -> Task:
+    """Masked, but dropout draws for another length beside other samples."""
+
+    def collate(samples: list[Any]) -> tuple[Tensor, Tensor]:
+        x, y = (torch.stack(column) for column in zip(*samples, strict=True))
+        return functional.pad(x, (0, 0, 0, len(samples))), y
+
+    def attended(own: Says, x: Tensor) -> Tensor:
+        weights = (own.line(x) @ x.mT).masked_fill(x[:, None, :, 0] == 0, -math.inf)
+        return (functional.dropout(weights.softmax(2), 0.5) @ x)[:, 1]
+
+    data = Rows(40, WIDTH, dtype=torch.float64)
+    rows = [(x.expand(3, WIDTH), y) for x, y in (data[i] for i in range(40))]
+    layers: list[nn.Module] = [nn.Identity(), Says(attended), nn.Linear(WIDTH, WIDTH)]
+    return of(layers, dataset=rows, collate=collate)
+
+
 def mean_loss(output: Tensor, batch: Any) -> tuple[Tensor, int]:
     return functional.mse_loss(output, batch[1]), len(output)
 
@@ -531,6 +549,11 @@ REFUSED: dict[str, tuple[Callable[[], Task], str]] = {
         lambda: between(loss=lambda output, batch: (squares(output, batch)[0] + 1.0, len(output))),
         "a sum of what each sample gives"),
     "samples_beside_each_other": (samples_beside_each_other, r"layer 1 \(1\) returns for a sample"),
+    "a_little_of_the_others": (
+        lambda: says(lambda own, x: own.line(x) - 0.01 * own.line(x).mean(0)),
+        r"layer 1 \(1\) returns for a sample"),
+    "padded_to_the_longest": (
+        padded_to_the_longest, r"layer 0 \(0\) returns has another shape .*pad all samples"),
     "embedding_with_a_largest_norm": (
         lambda: between(
             Says(lambda own, x: (x > 0).sum(1)), nn.Embedding(WIDTH + 1, WIDTH, max_norm=0.5)),

@@ -206,3 +206,13 @@ def test_the_parts_of_a_model_run_wherever_their_data_lies() -> None:
         taken = (value[0],) if part.is_first else tuple(value[name] for name in part.taken)
         value = torch.func.functional_call(part.graph, state, taken)
         assert {t.device.type for t in border.tensors(value)} == {"meta"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tied_model_of_two_bytes_a_parameter_is_compared_as_roughly_as_it_computes(
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    task = speaker(double=False)
+    task.layers.to(torch.bfloat16)
+    assert len(split(task).layers) == 6

@@ -3,7 +3,6 @@
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from hashlib import sha256
 from io import BytesIO
 from itertools import accumulate
@@ -128,8 +127,7 @@ class Lines(_Records):
         """
         files = _Files(urls, "Lines")
         self._bounds = [
-            _kept(index, f"{url} {size}", partial(_find_lines, url, size))
-            for url, size in zip(files.urls, files.sizes_bytes, strict=True)
+            _kept(index, url, size) for url, size in zip(files.urls, files.sizes_bytes, strict=True)
         ]
         super().__init__(files, [len(bounds) for bounds in self._bounds])
         self._parse, self._encoding = parse, encoding
@@ -142,6 +140,11 @@ class Lines(_Records):
     def __getitem__(self, index: int) -> Any:
         file, first, end = self._span(index)
         data = self._files.read(file, first, end)
+        if _LINE_BREAK in data:
+            raise ValueError(
+                f"Lines: {self._files.urls[file]} has changed: bytes {first} to {end} are no line "
+                "any more; leave files alone while they are read, and empty the folder of index"
+            )
         try:
             return self._parse(data.decode(self._encoding).removesuffix("\r"))
         except Exception as error:
@@ -174,10 +177,12 @@ class Tokens(_Records):
             overlap: Tokens that a record shares with the next one.
 
         Raises:
-            ValueError: If there is no such file, or it is no whole number of tokens.
+            ValueError: If there is no such file, it is no whole number of tokens, or ``dtype``
+                is none of whole numbers.
             OSError: If the storage refuses.
         """
-        self._dtype, self._length, self._stride = np.dtype(dtype), length, length - overlap
+        self._dtype = _token_type(dtype)
+        self._length, self._stride = length, length - overlap
         if length < 1 or not 0 <= overlap < length:
             raise ValueError(
                 f"Tokens: length {length} with overlap {overlap}; write 0 <= overlap < length"
@@ -204,6 +209,18 @@ class Tokens(_Records):
         return torch.from_numpy(np.frombuffer(data, self._dtype).astype(np.int64))
 
 
+def _token_type(name: str) -> np.dtype:
+    try:
+        found = np.dtype(name)
+    except TypeError:
+        found = None
+    if found is None or found.kind not in "iu":
+        raise ValueError(
+            f"Tokens: dtype is {name!r}; write a type of whole numbers, such as uint16 or uint32"
+        )
+    return found
+
+
 def _find_lines(url: str, size_bytes: int) -> np.ndarray:
     """First byte and end of each line that is not empty, one row each."""
     breaks = [np.array([-1])]
@@ -215,15 +232,32 @@ def _find_lines(url: str, size_bytes: int) -> np.ndarray:
     return np.stack([firsts, ends], axis=1)[firsts < ends]
 
 
-def _kept(folder: str | None, key: str, find: Callable[[], np.ndarray]) -> np.ndarray:
-    """What ``find`` finds, from a file of the folder where it is there and whole."""
+def _kept(folder: str | None, url: str, size_bytes: int) -> np.ndarray:
+    """Where the lines of a file are, from an entry of the folder where it is there and whole."""
     if folder is None:
-        return find()
-    url = storage.join(storage.absolute(folder), f"{sha256(key.encode()).hexdigest()[:32]}.npy")
+        return _find_lines(url, size_bytes)
+    name = sha256(f"{url} {size_bytes}".encode()).hexdigest()[:32]
+    entry = storage.join(storage.absolute(folder), f"{name}.npy")
     try:
-        return np.load(BytesIO(storage.read_bytes(url)), allow_pickle=False)
+        bounds = np.load(BytesIO(storage.read_bytes(entry)), allow_pickle=False)
     except (FileNotFoundError, ValueError, EOFError):
-        found, file = find(), BytesIO()
+        pass
+    else:
+        if _are_bounds(bounds, size_bytes):
+            return bounds
+    found, file = _find_lines(url, size_bytes), BytesIO()
     np.save(file, found)
-    storage.write_bytes(url, file.getvalue())
+    storage.write_bytes(entry, file.getvalue())
     return found
+
+
+def _are_bounds(found: Any, size_bytes: int) -> bool:
+    """Whether these can be the lines of a file of this size."""
+    if not isinstance(found, np.ndarray) or found.dtype != np.int64:
+        return False
+    if found.ndim != 2 or found.shape[1] != 2:
+        return False
+    ends = found.ravel()
+    return not len(ends) or bool(
+        ends[0] >= 0 and ends[-1] <= size_bytes and (np.diff(ends) > 0).all()
+    )

@@ -151,6 +151,39 @@ def test_an_index_that_is_kept_spares_the_scan(folder: str, ranges: list[Any]) -
     assert len(Lines(f"{folder}/t.jsonl", index=f"{folder}/index")) == 31
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        np.arange(3), np.array([[0.0, 3.0]]), np.array([[0, 300]]), np.array([[2, 1]]),
+        np.array([[-1, 3]]),
+    ],
+)  # fmt: skip
+def test_an_index_that_cannot_be_the_files_is_made_anew(tmp_path: Path, entry: np.ndarray) -> None:
+    file, index = tmp_path / "t.txt", tmp_path / "index"
+    file.write_text("one\ntwo\n")
+    Lines(str(file), index=str(index))
+    (kept,) = index.iterdir()
+    np.save(kept, entry)
+    lines = Lines(str(file), index=str(index))
+    assert [lines[i] for i in range(len(lines))] == ["one", "two"]
+
+
+def test_an_index_of_what_the_file_was_gives_no_wrong_line(tmp_path: Path) -> None:
+    file, index = tmp_path / "t.txt", str(tmp_path / "index")
+    file.write_text("aaa\nbb\n")
+    Lines(str(file), index=index)
+    file.write_text("a\nbbbb\n")
+    with pytest.raises(ValueError, match=r"t\.txt has changed: bytes 0 to 3 .*the folder of index"):
+        Lines(str(file), index=index)[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint17", "object"])
+def test_tokens_are_whole_numbers(tmp_path: Path, dtype: str) -> None:
+    (tmp_path / "t.bin").write_bytes(bytes(64))
+    with pytest.raises(ValueError, match=f"dtype is '{dtype}'; write a type of whole numbers"):
+        Tokens(str(tmp_path / "t.bin"), 4, dtype)
+
+
 def test_a_store_that_is_unwell_for_a_moment_is_asked_again(server: Server) -> None:
     url = f"s3://{BUCKET}/moody.jsonl"
     storage.write_bytes(url, as_lines(rows(10)))

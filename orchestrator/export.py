@@ -54,7 +54,13 @@ def export_weights(run_url: str, target_url: str, *, best: bool = False) -> Expo
 
 
 def _best(run_url: str, store: CheckpointStore) -> CheckpointManifest:
-    step = RunStore(storage.absolute(run_url)).best_step()
+    runs = RunStore(storage.absolute(run_url))
+    step = runs.best_step()
+    if step is None and (evaluations := runs.read_evaluations()):
+        raise ConfigError(
+            f"none of the {len(evaluations)} evaluations in {run_url} has the figure that says "
+            "which is the best, or it was never a number; see Task.metrics, or leave --best away"
+        )
     if step is None:
         raise ConfigError(
             f"{run_url} has no evaluation; set training.eval_every_steps, or leave --best away"

@@ -152,7 +152,7 @@ def judge(
         if event.user_traceback:
             raise UserCodeError(
                 f"your code raised on device {event.device_id} at step {event.step}: "
-                f"{event.message}",
+                f"{event.message.removeprefix(f'step {event.step}: ')}",
                 event.user_traceback,
             )
         if event.out_of_memory:

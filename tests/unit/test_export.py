@@ -83,6 +83,9 @@ def test_the_best_is_that_of_the_best_evaluation(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no evaluation; set training.eval_every_steps"):
         export_weights(str(run), target, best=True)
     store = RunStore(str(run))
+    store.write_evaluation(Evaluation(50, 1, 8, None, best=False))
+    with pytest.raises(ConfigError, match=r"none of the 1 evaluations in .* never a number"):
+        export_weights(str(run), target, best=True)
     for step, best in ((100, True), (200, False)):
         store.write_evaluation(Evaluation(step, 1, 8, 1.0, best=best))
     assert export_weights(str(run), target, best=True).step == 100

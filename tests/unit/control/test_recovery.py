@@ -64,7 +64,7 @@ def test_impossible_failure_options_are_refused_by_name(name: str, value: float)
 def test_an_error_in_the_users_code_ends_the_run_with_its_own_traceback() -> None:
     events = (
         DeviceLost("b-0", "its process was killed"),
-        WorkerFailed("a-0", 7, "KeyError: 'x'", "File task.py, line 3"),
+        WorkerFailed("a-0", 7, "step 7: KeyError: 'x'", "File task.py, line 3"),
     )
     with pytest.raises(UserCodeError, match="device a-0 at step 7: KeyError") as caught:
         judge(events, in_use={"a-0", "b-0"}, checkpoint_step=None)

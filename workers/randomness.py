@@ -3,7 +3,6 @@
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from hashlib import blake2b
 from typing import Any
 from weakref import WeakSet
 
@@ -13,6 +12,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from workers.seeding import seed_from
 
 _aten = torch.ops.aten
 
@@ -81,9 +82,7 @@ class _PerSample:
         # Drawn on the CPU whatever the device: unlike devices must agree.
         drawn = torch.empty(like.shape, dtype=like.dtype)
         for key, part in zip(self._keys, drawn.chunk(num_samples), strict=True):
-            digest = blake2b(key + struct.pack("<q", self.num_draws), digest_size=8).digest()
-            # torch takes seeds below 2^63
-            self._generator.manual_seed(int.from_bytes(digest, "little") >> 1)
+            self._generator.manual_seed(seed_from(key + struct.pack("<q", self.num_draws)))
             operation(part, *args, generator=self._generator)
         self.num_draws += 1
         return drawn.to(like.device)

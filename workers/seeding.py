@@ -55,6 +55,11 @@ def _may_draw(func: Any) -> bool:
     return any(part in name for part in _MAY_DRAW)
 
 
+def seed_from(data: bytes) -> int:
+    """A seed for torch, which takes those below 2^63; salted by nothing, so the same everywhere."""
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") >> 1
+
+
 class Draws(TorchFunctionMode):
     """Inside, the user's code draws from generators of this thread, seeded by ``key``.
 
@@ -70,8 +75,7 @@ class Draws(TorchFunctionMode):
 
     def key(self, *key: int) -> None:
         """Let what is drawn from now on be a function of these numbers."""
-        digest = blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8).digest()
-        seed = int.from_bytes(digest, "little") >> 1  # torch takes seeds below 2^63
+        seed = seed_from(struct.pack(f"<{len(key)}q", *key))
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 - the user's code may draw from it
         self._cpu.manual_seed(seed)

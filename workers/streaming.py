@@ -1,5 +1,6 @@
 """Datasets in files at any fsspec URL, of which only what is asked for is read."""
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -72,7 +73,7 @@ def _blocks_of(file: int, first: int, end: int) -> list[tuple[int, int]]:
     return [(file, block) for block in range(first // BLOCK_BYTES, -(-end // BLOCK_BYTES))]
 
 
-class _Records:
+class _Records(ABC):
     """A map-style dataset of records, each a range of bytes of one of several files."""
 
     def __init__(self, files: _Files, counts: Sequence[int]) -> None:
@@ -93,8 +94,9 @@ class _Records:
         file = bisect_right(self._ends, index)
         return file, index - (self._ends[file - 1] if file else 0)
 
+    @abstractmethod
     def _span(self, index: int) -> tuple[int, int, int]:
-        raise NotImplementedError
+        """File of a record, its first byte, and the one behind its last."""
 
 
 class Lines(_Records):

@@ -49,8 +49,9 @@ these it sees: a look at one takes a thirtieth of the time."""
 NUM_FITTING, NUM_JOINED = 8, 3
 """Most promising shapes of a kind that are looked at, and those joined with another kind's."""
 
-GUESS_RATIO = 0.05
-"""First guesses that promise less than the best one by more than this are passed over."""
+GUESS_RATIO, JOIN_RATIO = 0.05, 0.25
+"""First guesses that promise less than the best one by more than this are passed over, and kinds
+are not joined, where what they promise before they have cuts is less by more than this."""
 
 NUM_NEAR = 8
 """States near one another that are ranked together in a climb."""
@@ -154,7 +155,8 @@ class Search:
             if at_once is None:
                 self._add_filled(raw)
                 if joins and not self._out_of_time():
-                    self._add_promising(self._kind_by_kind(guesses), joined, most)
+                    least = max((self._below(t, JOIN_RATIO) for t in raw.values()), default=-inf)
+                    self._add_promising(self._kind_by_kind(guesses, least), joined, most)
                     self._evaluator.has_joined = True
             tried = most if guesses or num_devices <= FEW_DEVICES else 1
             some = list(islice(seeds, at_once))
@@ -198,16 +200,23 @@ class Search:
     def _ranked(self, raw: Mapping[State, Trial]) -> list[State]:
         return sorted(raw, key=lambda guess: self.score(raw[guess]), reverse=True)
 
-    def _kind_by_kind(self, guesses: Sequence[State]) -> list[State]:
+    def _kind_by_kind(self, guesses: Sequence[State], least: float) -> list[State]:
         """The most promising guesses of every kind by itself, joined: each kind in its own shape.
 
         Of the two best kinds several shapes in every way, of the next ones the best one each.
+        None where what every kind hopes for most, joined, promises less than ``least``: kinds
+        side by side sum their gradients over the slowest links.
         """
         space = self._evaluator.space
         of_kind: dict[str, dict[State, None]] = {}
         for guess in self._while_in_time(guesses):
             for kind, part in space.by_kind(guess).items():
                 of_kind.setdefault(kind, {})[part] = None
+        hoped = (next(self._promise.by_hope(list(shapes)), None) for shapes in of_kind.values())
+        most_hoped = [shape for _, shape in sorted(filter(None, hoped), reverse=True)]
+        joins = [space.joined(most_hoped[:n]) for n in range(2, len(most_hoped) + 1)]
+        if max(map(self._promise.hope, joins), default=-inf) < least:
+            return []
         tops = sorted(filter(None, map(self._fitting, of_kind.values())), reverse=True)
         found: list[State] = []
         for most in range(2, len(tops) + 1):
@@ -252,7 +261,11 @@ class Search:
 
     def _tolerable(self, trial: Trial) -> float:
         """What another guess must score, before polish, to be worth a look."""
-        return self.score(trial) - GUESS_RATIO * self._weight * trial.estimate.samples_per_s
+        return self._below(trial, GUESS_RATIO)
+
+    def _below(self, trial: Trial, ratio: float) -> float:
+        """Less than a trial scores, by a ratio of what its samples are worth."""
+        return self.score(trial) - ratio * self._weight * trial.estimate.samples_per_s
 
     def _is_alone(self, state: State) -> bool:
         """Whether one device or team works; V needs the most samples per dollar, theirs."""

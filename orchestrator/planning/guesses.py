@@ -90,13 +90,15 @@ def _in_best_teams(
 ) -> Iterator[Template]:
     """Chains with the same part of every class each, in the teams that make most of its devices.
 
-    One, two, four and so on share the cluster; too small classes are left out.
+    One, two, four and so on share the cluster; too small classes are left out. Fastest first or
+    last, or most memory first: early stages keep most microbatches in flight.
     """
     every = [one.num_devices for one in stock.classes]
     num_chains = 1
     while num_chains <= max(every):
         template = _drawn(stock, fastest, seconds_per_sample, every, num_chains)
-        for pieces in (template, template[::-1]):
+        roomy = sorted(template, key=lambda piece: -stock.classes[piece[0]].memory_bytes)
+        for pieces in dict.fromkeys((template, template[::-1], tuple(roomy))):
             yield from (pieces, stock.apart(pieces))
         num_chains *= 2
 

@@ -42,10 +42,6 @@ DETOUR_RATIO = 0.15
 """States that promise less than the best score by more than this, relative to what the best
 one's samples are worth, are not climbed through."""
 
-NUM_SKETCHES, NUM_SKETCHED = 1, 50
-"""First guesses from which a climb is sketched in states that have no cuts yet, and how many of
-these it sees: a look at one takes a thirtieth of the time."""
-
 NUM_FITTING, NUM_JOINED = 8, 3
 """Most promising shapes of a kind that are looked at, and those joined with another kind's."""
 
@@ -126,7 +122,7 @@ class Search:
             best = max([*known, *self._looked(self._first_guesses())], key=self.score)
             self._kick_on(self._climb(best, rng), rng, 0 if coarse else num_kicks)
         else:
-            guesses = self._first_guesses(0 if coarse else NUM_SKETCHES)
+            guesses = self._first_guesses()
             # From the best one at once: to look at the others takes as long as some climbing.
             for run, some in enumerate((guesses[:1], guesses[1:])):
                 if first := max(self._looked(some), key=self.score, default=None):
@@ -142,8 +138,8 @@ class Search:
             if kicked := self._kick(best, rng):
                 best = max(best, self._climb(kicked, rng), key=self.score)
 
-    def _first_guesses(self, num_sketches: int = 0) -> list[State]:
-        """The best first guesses, and where sketches lead from some, best first."""
+    def _first_guesses(self) -> list[State]:
+        """The best first guesses, best first."""
         space, seconds = self._evaluator.space, self._evaluator.seconds_per_sample
         seeds = self._while_in_time(space.seeds(seconds, self._evaluator.num_layers))
         num_devices = len(self._evaluator.cost.problem.cluster.devices)
@@ -162,8 +158,6 @@ class Search:
             some = list(islice(seeds, at_once))
             guesses += some
             self._add_promising(some, raw, tried)
-        for guess in self._ranked({**raw, **joined})[:num_sketches]:
-            self._add_promising([self._sketched(guess)], raw, 1)
         # One of the joined ones, so that they do not crowd out unlike guesses.
         ranked = [*self._ranked(joined)[:1], *self._ranked(raw)[:NUM_POLISHED]]
         ranked.sort(key=lambda guess: self.score({**raw, **joined}[guess]), reverse=True)
@@ -180,22 +174,6 @@ class Search:
             evaluator = self._evaluator
             some = evaluator.space.filled(guess, evaluator.seconds_per_sample, evaluator.num_layers)
             self._add_promising(list(some), raw, NUM_FILLS)
-
-    def _sketched(self, state: State) -> State:
-        """Where a climb leads that only sees what states promise before they have cuts."""
-        rng = np.random.Generator(np.random.PCG64(0))
-        hope, left, improved = self._promise.hope(state), NUM_SKETCHED, True
-        while improved:
-            improved = False
-            for other in islice(self._near(state, rng), left):
-                if self._out_of_time():
-                    return state
-                left -= 1
-                better = next(self._promise.by_hope([other], hope), None)
-                if better and better[0] > hope:
-                    (hope, state), improved = better, True
-                    break
-        return state
 
     def _ranked(self, raw: Mapping[State, Trial]) -> list[State]:
         return sorted(raw, key=lambda guess: self.score(raw[guess]), reverse=True)

@@ -26,6 +26,7 @@ class DeviceClass:
 
     nodes: tuple[tuple[int, ...], ...]  # indices into the roster
     sizes: tuple[int, ...]  # of teams
+    memory_bytes: int = 0  # of a device
 
     @property
     def node_size(self) -> int:

@@ -68,6 +68,7 @@ class ClassSpace:
                         for size in team_sizes.get(roster.devices[nodes[0][0]].kind, (1,))
                         if size <= len(nodes[0])
                     ),
+                    roster.devices[nodes[0][0]].memory_bytes,
                 )
                 for _, nodes in sorted(members.items())
             ]

@@ -52,6 +52,16 @@ def test_first_guesses_share_every_class_in_the_teams_that_make_most_of_it() -> 
     assert ((((1, 2), (0, 1), (0, 1)), 2),) in guesses
 
 
+def test_first_guesses_try_most_memory_first() -> None:
+    """Early stages keep most microbatches in flight, and the fastest class may hold few."""
+    classes = [
+        DeviceClass(((c,), (3 + c,)), (1,), memory_bytes)
+        for c, memory_bytes in enumerate((1 << 30, 8 << 30, 4 << 30))
+    ]
+    guesses = set(seeds(Stock(classes), [1.0, 1.1, 1.2], 99, 16))
+    assert ((((1, 1), (2, 1), (0, 1)), 2),) in guesses
+
+
 def test_first_guesses_have_no_longer_chains_than_the_model() -> None:
     stock = Stock([DeviceClass(((0, 1, 2, 3, 4, 5, 6, 7),), (1,)), DeviceClass(((8, 9),), (1,))])
     guesses = list(seeds(stock, [1.0, 2.0], 99, 3))

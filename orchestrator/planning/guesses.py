@@ -44,6 +44,7 @@ def _guesses(
     stock: Stock, fastest: Sequence[int], seconds_per_sample: Sequence[float], most_groups: int
 ) -> Iterator[Mix]:
     """Those that use all devices in few shapes come first: there may be time for no more."""
+    roomiest = sorted(fastest, key=lambda c: -stock.classes[c].memory_bytes)
     shapes: list[list[tuple[Template, int]]] = []
     num_nodes = sum(len(one.nodes) for one in stock.classes)
     for size, depth in product(sorted({size for _, size in stock.pieces}), (*DEPTHS, num_nodes)):
@@ -64,6 +65,9 @@ def _guesses(
     for shape in shapes:
         every = bool(shape) and len(shape[0][0]) == 1
         yield from (_first_of(some, most_groups) for some in _some_of(shape, every=every))
+    # Early stages keep most microbatches in flight.
+    for template in _in_best_teams(stock, roomiest, seconds_per_sample):
+        yield _first_of([(template, stock.most(template))], most_groups)
     for template in _across(stock, fastest):
         yield _first_of(_with_whole_nodes(stock, template, fastest), most_groups)
         yield _first_of([(template, stock.most(template))], most_groups)
@@ -86,19 +90,17 @@ def _through_all_nodes(stock: Stock, fastest: Sequence[int], size: int, depth: i
 
 
 def _in_best_teams(
-    stock: Stock, fastest: Sequence[int], seconds_per_sample: Sequence[float]
+    stock: Stock, order: Sequence[int], seconds_per_sample: Sequence[float]
 ) -> Iterator[Template]:
     """Chains with the same part of every class each, in the teams that make most of its devices.
 
-    One, two, four and so on share the cluster; too small classes are left out. Fastest first or
-    last, or most memory first: early stages keep most microbatches in flight.
+    One, two, four and so on share the cluster; too small classes are left out.
     """
     every = [one.num_devices for one in stock.classes]
     num_chains = 1
     while num_chains <= max(every):
-        template = _drawn(stock, fastest, seconds_per_sample, every, num_chains)
-        roomy = sorted(template, key=lambda piece: -stock.classes[piece[0]].memory_bytes)
-        for pieces in dict.fromkeys((template, template[::-1], tuple(roomy))):
+        template = _drawn(stock, order, seconds_per_sample, every, num_chains)
+        for pieces in (template, template[::-1]):
             yield from (pieces, stock.apart(pieces))
         num_chains *= 2
 

@@ -32,17 +32,28 @@ _ENVIRONMENT = {
 class RayNodes:
     """Raylets, each on a node of its own; the first one serves the cluster."""
 
-    def __init__(self, nodes: Sequence[Node], folder: Path) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], folder: Path, *, token: str | None = None, jobs: bool = False
+    ) -> None:
         """Take over nodes without limits: a raylet has 30 s to come up.
 
-        ``folder`` is empty, and its path short: the path of a socket has 107 bytes at most.
+        Args:
+            nodes: The first one has the head.
+            folder: Empty, and its path short: the path of a socket has 107 bytes at most.
+            token: Whoever speaks to Ray has to have it; None: anybody may.
+            jobs: Whether the head takes jobs.
         """
         self.nodes = tuple(nodes)
         self.address = f"{nodes[0].address}:{PORT}"
-        self._folder = folder
-        self._environment = {
+        self._folder, self._jobs = folder, jobs
+        self.environment = {
             name: value for name, value in os.environ.items() if not name.startswith("RAY_")
         } | _ENVIRONMENT
+        # Entrypoints of jobs are looked up where the raylets were started.
+        commands = f"{Path(sys.executable).parent}{os.pathsep}"
+        self.environment["PATH"] = commands + self.environment.get("PATH", os.defpath)
+        if token is not None:
+            self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
     def start(self, labels: Mapping[int, Mapping[str, str]]) -> None:
         """Start raylets on these nodes, with these labels, and wait until they are up.
@@ -72,7 +83,7 @@ class RayNodes:
 
     def run(self, *arguments: str | Path, output: Path) -> subprocess.Popen[bytes]:
         """Start ``lyray`` with these arguments on the first node."""
-        environment = self._environment | {"RAY_ADDRESS": self.address}
+        environment = self.environment | {"RAY_ADDRESS": self.address}
         command = [sys.executable, "-m", "orchestrator", *arguments]
         return self.nodes[0].start(command, env=environment, output=output)
 
@@ -80,7 +91,7 @@ class RayNodes:
         node, told = self.nodes[index], [f"{name}={value}" for name, value in labels.items()]
         role = ["--address", self.address]
         if index == 0:
-            role = ["--head", "--port", str(PORT), "--include-dashboard=false"]
+            role = ["--head", "--port", str(PORT), f"--include-dashboard={self._jobs}"]
         self._log(index).write_text("")
         options = {
             "--node-ip-address": node.address,
@@ -90,7 +101,7 @@ class RayNodes:
             "--object-store-memory": "100000000",
         }
         command = [*RAY, "start", "--block", *role, *(x for pair in options.items() for x in pair)]
-        node.start(command, env=self._environment, output=self._log(index))
+        node.start(command, env=self.environment, output=self._log(index))
 
     def _wait(self, index: int) -> None:
         deadline_s = time.monotonic() + START_S

@@ -34,6 +34,7 @@ from orchestrator.reports.live import View
 from orchestrator.runtime.chaos import with_faults
 from orchestrator.runtime.driver import run_job
 from orchestrator.runtime.session import ray_session
+from orchestrator.telemetry.exporter import discovery_url
 
 NUM_STEPS, NUM_LAYERS = 40, 6
 PRICES = {"fast": 3.0, "slow": 1.0}
@@ -85,7 +86,7 @@ class Pages:
     """A view that reads the run's page of metrics after every slot."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._file = Path(config.run.run_url) / "prometheus_targets.json"
+        self._file = Path(discovery_url(config.run.run_url))
         self._known: list[frozenset[str]] = []  # devices of each record
         self._shown: list[tuple[int, frozenset[str]]] = []
         self.events: list[RunEvent] = []

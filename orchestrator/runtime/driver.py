@@ -21,6 +21,7 @@ from orchestrator.runtime.life import HeadDiedError, live
 from orchestrator.runtime.news import Comparing
 from orchestrator.runtime.session import ray_session
 from orchestrator.runtime.signals import StopSignals, stay
+from orchestrator.telemetry.exporter import discovery_url
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,19 @@ def run_job(
     """
     with alone_in(config.run.run_url):
         done = open_folder(config, resume)
-        return done or _run_alone(config, view, comparing)
+        try:
+            return done or _run_alone(config, view, comparing)
+        finally:
+            _leave_prometheus(config)
+
+
+def _leave_prometheus(config: RunConfig) -> None:
+    """Nobody listens any more: a target that stays would be one that is down."""
+    url = discovery_url(config.run.run_url)
+    try:
+        storage.delete(url)
+    except OSError as error:
+        logger.warning("%s stays: %s", url, error)
 
 
 def _run_alone(config: RunConfig, view: View | None, comparing: Comparing | None) -> Outcome:

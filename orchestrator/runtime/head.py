@@ -37,12 +37,9 @@ from orchestrator.runtime.progress import Meter, RunClock
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.setup import set_up
 from orchestrator.strategies.registry import make_strategy
-from orchestrator.telemetry.exporter import Exporter, RunFacts
+from orchestrator.telemetry.exporter import Exporter, RunFacts, discovery_url
 
 logger = logging.getLogger(__name__)
-
-DISCOVERY_FILE = "prometheus_targets.json"
-"""For Prometheus' file_sd_configs: where this run's exporter listens."""
 
 
 class _StoppedEarlyError(Exception):
@@ -298,7 +295,7 @@ class Head:
         return meter
 
     def _export(self, rig: Rig) -> Exporter:
-        """Listen for Prometheus, and say where in the run's folder."""
+        """Listen for Prometheus, and say where beside the run's folder."""
         config = self._config
         average_usd = config.budget.average_per_hour_usd
         total_usd = config.budget.total_usd
@@ -312,7 +309,7 @@ class Head:
             num_samples=rig.num_samples,
         )
         exporter = Exporter(config.metrics.port, config.metrics.host, config.run.name, facts)
-        exporter.write_discovery(self._store.url(DISCOVERY_FILE))
+        exporter.write_discovery(discovery_url(config.run.run_url))
         return exporter
 
     def _options(self, rig: Rig) -> LoopOptions:

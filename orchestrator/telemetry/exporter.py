@@ -31,6 +31,15 @@ Series = Mapping[tuple[str, ...], float]
 _WORTH = ("marginal_value_samples_per_second", "break_even_usd_per_hour", "same_cost_usd_per_hour")
 
 
+def discovery_url(run_url: str) -> str:
+    """The file for Prometheus' ``file_sd_configs`` that names a run's exporter while it runs.
+
+    It lies beside the run's folder: there Prometheus can look for those of all runs, as only the
+    last part of a path may hold a star.
+    """
+    return f"{run_url}.prometheus.json"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """What metrics show of a run that neither a SlotRecord nor a SlotJournal holds."""

@@ -22,7 +22,8 @@ def squares(output, batch):
 def task(broken=False):
     if broken:
         raise RuntimeError("my own mistake")
-    return Task(layers=[nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)], loss=squares, dataset=Lines())
+    layers = [nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)]
+    return Task(layers=layers, loss=squares, dataset=Lines(), eval_dataset=Lines())
 """
 
 FILE = """
@@ -35,8 +36,10 @@ training:
 cluster:
   source: ray
   offers:
-    - {{pool: one, kind: one, price_per_hour: 1, speed_ratio: 0.01, memory_gib: 1}}
-    - {{pool: two, kind: two, price_per_hour: 1, speed_ratio: 0.01, memory_gib: 1}}
+    - {{pool: one, kind: one, price_per_hour: 1, speed_ratio: 0.01, memory_gib: 1,
+       billed: while_used}}
+    - {{pool: two, kind: two, price_per_hour: 1, speed_ratio: 0.01, memory_gib: 1,
+       billed: while_used}}
   links: [{{within: zone, latency_s: 0.0003, bandwidth_gbytes_per_s: 0.1}}]
 budget: {{average_per_hour_usd: 10}}
 control: {{slot_s: 1}}

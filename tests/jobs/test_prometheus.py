@@ -1,0 +1,78 @@
+"""A real Prometheus scrapes a real run, and every panel of the dashboards shows something."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.jobs import Jobs, job_server
+from tests.jobs.prometheus import Prometheus, prometheus
+from tests.net.cluster import ROOT
+
+pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
+
+DASHBOARDS = sorted((ROOT / "dashboards").glob("*.json"))
+OPTIONS = (
+    "--set", "training.steps=1000000",
+    "--set", "training.eval_every_steps=20",
+    "--set", "budget.average_per_hour_usd=1.5",  # of 2: money has a price
+)  # fmt: skip
+
+
+@pytest.fixture
+def jobs() -> Iterator[Jobs]:
+    with job_server(None) as found:
+        yield found
+
+
+def expressions(path: Path) -> dict[str, str]:
+    """Each query of a dashboard under the panel's title and its place there."""
+    panels: list[dict[str, Any]] = json.loads(path.read_text())["panels"]
+    return {
+        f"{panel['title']} {index}": target["expr"]
+        for panel in panels
+        for index, target in enumerate(panel.get("targets", ()))
+    }
+
+
+def filled(expression: str) -> str:
+    """As Grafana asks it, with the run chosen."""
+    return re.sub(r"\$__rate_interval|\$__interval", "1m", expression).replace("$run", "one")
+
+
+def test_a_run_is_found_scraped_and_forgotten(jobs: Jobs, work: Path, tmp_path: Path) -> None:
+    """ray-project/kuberay#1493; sgl-project/sglang#2677: data in Prometheus, empty panels."""
+    runs = work.parent / "runs"
+    folder = tmp_path / "prometheus"
+    folder.mkdir()
+    with prometheus(jobs.cluster, folder, runs) as server:
+        jobs.start("scraped", work, "lyray", "run", "one.yaml", *OPTIONS)
+        jobs.wait_until(lambda: reached(server, "lyray_steps_total > 100"),
+                        lambda: jobs.logs("scraped"))  # fmt: skip
+        assert (runs / "one.prometheus.json").exists()
+        assert {a["labels"]["run"] for a in active(server)} == {"one"}
+        empty = [
+            f"{path.name}: {title}: {expression}"
+            for path in DASHBOARDS
+            for title, expression in expressions(path).items()
+            if not server.query(filled(expression))
+        ]
+        assert not empty, "\n".join(empty)
+        names = {rule["name"] for group in server.ask("rules")["groups"] for rule in group["rules"]}
+        assert {"LyrayNoProgress", "run:lyray_samples_per_usd:avg1h"} <= names
+        jobs.ray("job", "stop", "scraped")
+        jobs.wait_until(lambda: not active(server), lambda: str(active(server)))
+    assert list(runs.glob("*.prometheus.json")) == []
+
+
+def reached(server: Prometheus, expression: str) -> bool:
+    return bool(server.query(expression))
+
+
+def active(server: Prometheus) -> list[dict[str, Any]]:
+    """Targets that are scraped now."""
+    found: list[dict[str, Any]] = server.ask("targets", state="active")["activeTargets"]
+    return found

@@ -1,7 +1,9 @@
 """A model cut between its operations, as torch.export tells them, where least has to cross."""
 
+import io
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from orchestrator.errors import ConfigError
 from workers import border
-from workers.failures import user_code, user_traceback
+from workers.failures import user_code, user_frames
 from workers.following import follow
 from workers.registered import check_registered
 from workers.units import Belongings, Unit, Uses
@@ -23,11 +25,13 @@ MAX_UNITS = 128
 MEND = "pass a layer list, or say in Task.blocks how the model runs in parts"
 
 _RANDOM_IN_TRAINING = {  # operation: which argument says so, and what it is in evaluation
-    "aten.dropout.default": (2, False),
-    "aten.feature_dropout.default": (2, False),
-    "aten.alpha_dropout.default": (2, False),
-    "aten.feature_alpha_dropout.default": (2, False),
+    **{
+        f"aten.{kind}dropout{in_place}.default": (2, False)
+        for kind in ("", "feature_", "alpha_", "feature_alpha_")
+        for in_place in ("", "_")
+    },
     "aten.rrelu.default": (3, False),
+    "aten.rrelu_.default": (3, False),
     "aten.scaled_dot_product_attention.default": (4, 0.0),
 }
 
@@ -61,7 +65,7 @@ def cut_graph(model: nn.Module, value: Any) -> dict[str, Unit]:
     place = f"training.task: {type(model).__name__}, on some samples (any number must do),"
     with user_code(place), torch.random.fork_rng():
         outputs = list(border.tensors(call_model(model, value)))
-    check_registered(outputs, {"": model})
+    check_registered(outputs, {"": model}, value)
     del outputs  # and all that backward would need
     exported = _exported(model, value)
     story = _Story(
@@ -86,14 +90,15 @@ def _exported(model: nn.Module, value: Any) -> torch.export.ExportedProgram:
     place = f"training.task: Task.layers, a {type(model).__name__}, cannot be cut automatically"
     hook = model.register_forward_hook(lambda _model, _args, output: _told(output))
     try:
-        exported = torch.export.export(
-            model, args, kwargs, dynamic_shapes=_lengths(kwargs or args), strict=False
-        )
+        with redirect_stderr(io.StringIO()):  # torch prints all operations that it could tell
+            exported = torch.export.export(
+                model, args, kwargs, dynamic_shapes=_lengths(kwargs or args), strict=False
+            )
     except Exception as error:
         line = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"{place}: {line}; {MEND}. It was here:\n{user_traceback(error)}"
-        ) from error
+        shown = user_frames(error)
+        here = f". It was here:\n{shown}" if shown else ""
+        raise ConfigError(f"{place}: {line}; {MEND}{here}") from error
     finally:
         hook.remove()
     return exported

@@ -22,6 +22,9 @@ _NOT_THE_USERS = tuple(
 )
 
 
+MOST_FRAMES = 5
+"""Of those that show where torch met what it cannot tell: a model calls itself layer by layer."""
+
 MOST_LETTERS = 1000
 """Of a user's message: it is told in one line; the traceback has all of it."""
 
@@ -40,6 +43,20 @@ def user_traceback(error: BaseException) -> str:
     story.stack = traceback.StackSummary.from_list(frames[first:])
     lines = list(story.format())
     return "".join(lines if first < len(frames) else story.format_exception_only())
+
+
+def user_frames(error: BaseException) -> str:
+    """Return the innermost frames that are neither ours nor torch's, as text; empty without any.
+
+    For what torch raises while it looks at a model: then its own frames are many, and they stand
+    between those of the user and behind them.
+    """
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((*_NOT_THE_USERS, "<string>"))  # torch makes some code
+    ]
+    return "".join(traceback.StackSummary.from_list(frames[-MOST_FRAMES:]).format())
 
 
 def in_words(error: BaseException) -> str:

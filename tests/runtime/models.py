@@ -513,7 +513,8 @@ class Whole(nn.Module):
         self.alpha = nn.AlphaDropout(0.2)
 
     def embed(self, x: Tensor) -> Tensor:
-        return functional.dropout(self.first(x), 0.2, self.training)  # of the whole model's mode
+        # Of the whole model's mode, and in place.
+        return functional.dropout(self.first(x), 0.2, self.training, True)
 
     def head(self, x: Tensor) -> Tensor:
         q = x.view(-1, 1, 2, x.shape[1] // 2)

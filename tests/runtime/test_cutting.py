@@ -1,5 +1,6 @@
 """Whole models in parts: what belongs to which, what keeps its name, and what is refused."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -149,6 +150,30 @@ def test_what_cannot_be_cut_is_refused_with_the_users_line(
 ) -> None:
     with pytest.raises(error, match=f"(?s){message}"):
         split(of_model(model))
+
+
+def test_a_refusal_shows_the_users_lines_and_nothing_of_torch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        split(of_model(Branches()))
+    frames = re.findall(r'File "(.*)", line \d+, in (\w+)', str(refused.value))
+    assert frames == [(__file__, "forward")]
+    assert "def forward" not in capsys.readouterr().err  # the graph, as torch prints it
+
+
+def test_a_model_may_ask_for_gradients_of_what_it_is_given() -> None:
+    class Heard(nn.Module):  # as those of the wav2vec2 kind do
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x[:, None]
+            x.requires_grad = True
+            return self.line(x)[:, 0]
+
+    assert len(split(of_model(Heard())).layers) == 1
 
 
 def test_a_dict_of_inputs_are_keywords_and_an_unknown_one_is_told() -> None:

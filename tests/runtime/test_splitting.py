@@ -183,6 +183,16 @@ class Attention(nn.Module):
         return self.attention(x, x, x, need_weights=self.training)[0]
 
 
+class InPlace(nn.Module):
+    """As an automatically cut model runs them: operations, not functions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, aten = x.clone(), torch.ops.aten
+        for kind in ("dropout_", "feature_dropout_", "alpha_dropout_", "feature_alpha_dropout_"):
+            getattr(aten, kind).default(x, 0.3, True)
+        return x
+
+
 class Functional(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = functional.dropout(x, 0.3) + torch.randn_like(x) + torch.rand(x.shape)
@@ -198,6 +208,7 @@ RANDOM_LAYERS = {
     "alpha": nn.AlphaDropout(0.5),
     "channels": nn.Dropout1d(0.5),
     "functional": Functional(),
+    "in place": InPlace(),
 }
 
 

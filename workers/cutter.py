@@ -2,13 +2,15 @@
 
 import io
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
 
 from orchestrator.errors import ConfigError
 from workers import border
@@ -21,6 +23,10 @@ WINDOW = 12
 """Operations before and behind a cut, none of which has less to cross."""
 
 MAX_UNITS = 128
+
+MOST_TERMS = 64
+"""Of a length, as a formula of those of the input. Usual models have a dozen; of windows that are
+laid over pictures torch would think for hours."""
 
 MEND = "pass a layer list, or say in Task.blocks how the model runs in parts"
 
@@ -37,6 +43,9 @@ _RANDOM_IN_TRAINING = {  # operation: which argument says so, and what it is in 
 
 _CHECKS = "aten._assert_"
 """What the export assumed: types differ under autocast."""
+
+
+logger = logging.getLogger(__name__)
 
 
 def call_model(model: Callable[..., Any], value: Any) -> Any:
@@ -67,10 +76,10 @@ def cut_graph(model: nn.Module, value: Any) -> dict[str, Unit]:
         outputs = list(border.tensors(call_model(model, value)))
     check_registered(outputs, {"": model}, value)
     del outputs  # and all that backward would need
-    exported = _exported(model, value)
+    exported, shapes = _exported(model, value)
     story = _Story(
         exported.module(),
-        tuple(value) if isinstance(value, dict) else None,
+        _Call(tuple(value) if isinstance(value, dict) else None, shapes),
         frozenset(exported.graph_signature.inputs_to_lifted_tensor_constants.values()),
     )
     bounds = [0, *_cuts(story), len(story.nodes)]
@@ -85,15 +94,51 @@ def cut_graph(model: nn.Module, value: Any) -> dict[str, Unit]:
     return units
 
 
-def _exported(model: nn.Module, value: Any) -> torch.export.ExportedProgram:
+_Shapes = tuple[tuple[int, ...], ...]
+
+
+def _exported(model: nn.Module, value: Any) -> tuple[torch.export.ExportedProgram, _Shapes | None]:
+    """What torch tells of the model; and, if it is for them alone, the shapes of its samples."""
+    try:
+        with _Formulas():
+            return _export(model, value, of_any_shape=True), None
+    except _InvolvedError:
+        shapes = tuple(tuple(tensor.shape[1:]) for tensor in border.tensors(_arguments(value)))
+        logger.info("%s is cut for samples of shapes %s", type(model).__name__, shapes)
+    return _export(model, value, of_any_shape=False), shapes
+
+
+class _InvolvedError(Exception):
+    """A length has become too long a formula."""
+
+
+class _Formulas(TorchFunctionMode):
+    """Raises an _InvolvedError before torch is lost in formulas."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for size in made.shape if isinstance(made, Tensor) else ():
+            if isinstance(size, torch.SymInt) and size.node.expr.count_ops() > MOST_TERMS:
+                raise _InvolvedError
+        return made
+
+
+def _export(model: nn.Module, value: Any, *, of_any_shape: bool) -> torch.export.ExportedProgram:
     args, kwargs = _arguments(value)
     place = f"training.task: Task.layers, a {type(model).__name__}, cannot be cut automatically"
     hook = model.register_forward_hook(lambda _model, _args, output: _told(output))
+    lengths = _lengths(kwargs or args, of_any_shape=of_any_shape)
     try:
         with redirect_stderr(io.StringIO()):  # torch prints all operations that it could tell
-            exported = torch.export.export(
-                model, args, kwargs, dynamic_shapes=_lengths(kwargs or args), strict=False
-            )
+            return torch.export.export(model, args, kwargs, dynamic_shapes=lengths, strict=False)
+    except _InvolvedError:
+        raise
     except Exception as error:
         line = str(error).strip().partition("\n")[0]
         shown = user_frames(error)
@@ -101,7 +146,6 @@ def _exported(model: nn.Module, value: Any) -> torch.export.ExportedProgram:
         raise ConfigError(f"{place}: {line}; {MEND}{here}") from error
     finally:
         hook.remove()
-    return exported
 
 
 def _told(output: Any) -> Any:
@@ -115,14 +159,39 @@ def _told(output: Any) -> Any:
     return output if isinstance(output, (Tensor, *border.PLAIN_TYPES)) else None
 
 
-def _lengths(value: Any) -> Any:
-    """Every length of every tensor may be another one in the next batch."""
+def _lengths(value: Any, *, of_any_shape: bool) -> Any:
+    """Which lengths of every tensor may be others in the next batch: all, or the first alone."""
     if isinstance(value, dict):
-        return {key: _lengths(item) for key, item in value.items()}
+        return {key: _lengths(item, of_any_shape=of_any_shape) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(map(_lengths, value))
+        return type(value)(_lengths(item, of_any_shape=of_any_shape) for item in value)
     every = range(value.dim()) if isinstance(value, Tensor) else ()
-    return dict.fromkeys(every, torch.export.Dim.AUTO) or None
+    return dict.fromkeys(every if of_any_shape else every[:1], torch.export.Dim.AUTO) or None
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """How the model is called."""
+
+    keys: tuple[str, ...] | None  # of a dict
+    shapes: _Shapes | None  # of the samples in each tensor, if it takes no others
+
+    def leaves(self, value: Any) -> Iterator[Any]:
+        """What the first operations take.
+
+        Raises:
+            ValueError: If samples have another shape than it takes.
+        """
+        value = {key: value[key] for key in self.keys} if self.keys else value
+        given = _arguments(value)
+        if self.shapes is not None:
+            found = tuple(tuple(tensor.shape[1:]) for tensor in border.tensors(given))
+            if found != self.shapes:
+                raise ValueError(
+                    f"it was cut for samples of shapes {self.shapes}, not {found}; bring all to "
+                    f"one shape in Task.collate, or {MEND}"
+                )
+        return border.leaves(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +200,14 @@ class _Part:
 
     graph: fx.GraphModule
     taken: tuple[str, ...]
-    keys: tuple[str, ...] | None  # of a dict that the model is called with
-    is_first: bool
+    call: _Call | None  # of the first part
     out_spec: Any  # of the last part
 
     def __call__(self, value: Any) -> Any:
-        if not self.is_first:
+        if self.call is None:
             made = self.graph(*[value[name] for name in self.taken])
         else:
-            value = {key: value[key] for key in self.keys} if self.keys else value
-            made = self.graph(*border.leaves(_arguments(value)))
+            made = self.graph(*self.call.leaves(value))
         return made if self.out_spec is None else self.out_spec.unflatten(made)
 
     def at_rest(self) -> "_Part":
@@ -157,10 +224,8 @@ class _Part:
 class _Story:
     """What a model does, operation by operation."""
 
-    def __init__(
-        self, graph: fx.GraphModule, keys: tuple[str, ...] | None, constants: frozenset[str]
-    ) -> None:
-        self.graph, self._keys, self._constants = graph, keys, constants
+    def __init__(self, graph: fx.GraphModule, call: _Call, constants: frozenset[str]) -> None:
+        self.graph, self._call, self._constants = graph, call, constants
         every = list(graph.graph.nodes)
         self.inputs = [node for node in every if node.op == "placeholder"]
         self.output = next(node for node in every if node.op == "output")
@@ -208,8 +273,7 @@ class _Story:
         return _Part(
             fx.GraphModule(self.graph, graph),
             tuple(node.name for node in taken),
-            self._keys,
-            not first,
+            None if first else self._call,
             out_spec if is_last else None,
         )
 

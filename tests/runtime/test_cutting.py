@@ -176,6 +176,26 @@ def test_a_model_may_ask_for_gradients_of_what_it_is_given() -> None:
     assert len(split(of_model(Heard())).layers) == 1
 
 
+def test_a_model_whose_lengths_are_long_formulas_is_cut_for_samples_of_one_shape() -> None:
+    class Windows(nn.Module):  # laid over each other, as in a Swin: torch would think for hours
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(5, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(9):
+                x = torch.cat([x[:, ::2], x[:, ::3]], 1)
+            return self.line(x)
+
+    model, x = Windows(), torch.randn(4, WIDTH)
+    cut = split(of_model(model))
+    assert torch.equal(run(cut, x), model(x))
+    with pytest.raises(
+        ValueError, match=r"cut for samples of shapes \(\(6,\),\), not \(\(7,\),\); "
+    ):
+        run(cut, torch.randn(4, WIDTH + 1))
+
+
 def test_a_dict_of_inputs_are_keywords_and_an_unknown_one_is_told() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
@@ -228,7 +248,7 @@ def test_the_parts_of_a_model_run_wherever_their_data_lies() -> None:
     for unit in units.values():
         part = unit._run
         state = {k: p.to("meta") for k, p in part.graph.named_parameters(remove_duplicate=False)}
-        taken = (value[0],) if part.is_first else tuple(value[name] for name in part.taken)
+        taken = (value[0],) if part.call else tuple(value[name] for name in part.taken)
         value = torch.func.functional_call(part.graph, state, taken)
         assert {t.device.type for t in border.tensors(value)} == {"meta"}
 

@@ -18,11 +18,16 @@ def freeze(model: SplitModel, groups: Sequence[GroupOptions]) -> None:
     """Let the parameters of frozen groups want no gradient any more.
 
     Raises:
-        ConfigError: If a pattern fits no parameter, groups disagree on one, or nothing is left
-            to train.
+        ConfigError: If a pattern fits no parameter, a group is left none, groups disagree on one,
+            or nothing is left to train.
     """
     _check_patterns(groups, [name for _, _, name in _names(model)])
     found = find_groups(model, groups, model.layers)
+    for number in set(range(len(groups))).difference(found.values()):
+        raise ConfigError(
+            f"training.optimizer.groups[{number}] has no parameter: all that its match fits belong "
+            "to entries before it, and the first counts; put it before them, or leave it out"
+        )
     for parameter, number in found.items():
         if groups[number].frozen:
             parameter.requires_grad_(False)

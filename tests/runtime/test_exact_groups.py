@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from benchmarks.fleet import ChildError, Fleet, make_plan
 from orchestrator.core.slot import StepReport
-from orchestrator.core.training import GroupOptions, ScheduleOptions
+from orchestrator.core.training import GroupOptions, ScheduleOptions, Task
+from orchestrator.errors import ConfigError
 from tests.runtime.harness import make_spec
+from tests.runtime.models import squares
 from tests.runtime.reference import largest_difference, saved_parameters, train_alone
+from workers.grouping import freeze
+from workers.splitting import split
 
 NUM_STEPS = 8
 GROUPS = (
@@ -144,6 +149,15 @@ def test_a_pattern_without_a_parameter_is_told_with_close_names(
 ) -> None:
     with pytest.raises(ChildError, match=message):
         fleet.start(language(str(tmp_path), (GroupOptions(match=match, frozen=True),)))
+
+
+def test_a_group_that_those_before_it_leave_no_parameter_is_refused() -> None:
+    groups = (GroupOptions(match="*", lr_ratio=0.5), GroupOptions(match="*.bias", frozen=True))
+    model = split(Task(layers=[nn.Linear(2, 2)], loss=squares, dataset=[]))
+    with pytest.raises(ConfigError, match=r"groups\[1\] has no parameter: .* put it before them"):
+        freeze(model, groups)
+    freeze(model, groups[::-1])
+    assert [p.requires_grad for p in model.layers[0].parameters()] == [True, False]
 
 
 def test_names_of_a_tied_parameter_that_belong_to_unlike_groups_are_refused(

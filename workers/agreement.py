@@ -17,6 +17,9 @@ TOLERANCE = 1e-3
 COARSE_TOLERANCE = 0.1
 """As above, of a model with parameters of two bytes."""
 
+_WHOLE = "training.task: the whole model, on some samples"
+_PARTS = "training.task: the model in parts, on some samples"
+
 SEED = 0
 """Of what the model draws, which both draw alike."""
 
@@ -43,10 +46,11 @@ def check_agreement(
     parameters = [p for p in parameters if p.requires_grad]
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
-        with user_code("training.task: the whole model, on some samples,"):
+        with user_code(f"{_WHOLE},"):
             wanted = list(border.tensors(whole(value)))
         torch.manual_seed(SEED)
-        found, crossed = _run(layers, value)
+        with user_code(f"{_PARTS},"):
+            found, crossed = _run(layers, value)
     pairs = [(w, f) for f in found if (w := _same_shape(wanted, f)) is not None]
     if not pairs:
         shapes = [tuple(t.shape) for t in wanted], [tuple(t.shape) for t in found]
@@ -104,21 +108,25 @@ def _check_gradients(
         return
     generator = torch.Generator().manual_seed(SEED)
     seeds = [torch.randn(w.shape, generator=generator).to(w) for w, _ in trained]
-    gradients = torch.autograd.grad([w for w, _ in trained], parameters, seeds, allow_unused=True)
+    with user_code(f"{_WHOLE} and back,"):
+        gradients = torch.autograd.grad(
+            [w for w, _ in trained], parameters, seeds, allow_unused=True
+        )
     left: dict[nn.Parameter, Tensor | None] = dict(zip(parameters, gradients, strict=True))
     largest = {p: largest_of(gradient) for p, gradient in left.items()}
     del gradients
-    torch.autograd.backward([f for _, f in trained], seeds)
-    _take_off(left)
-    for ahead, behind in reversed(crossed):
-        ends = [
-            (a, b.grad)
-            for a, b in zip(border.tensors(ahead), border.tensors(behind), strict=True)
-            if b.grad is not None
-        ]
-        if ends:
-            torch.autograd.backward([a for a, _ in ends], [g for _, g in ends])
-            _take_off(left)
+    with user_code(f"{_PARTS} and back,"):
+        torch.autograd.backward([f for _, f in trained], seeds)
+        _take_off(left)
+        for ahead, behind in reversed(crossed):
+            ends = [
+                (a, b.grad)
+                for a, b in zip(border.tensors(ahead), border.tensors(behind), strict=True)
+                if b.grad is not None
+            ]
+            if ends:
+                torch.autograd.backward([a for a, _ in ends], [g for _, g in ends])
+                _take_off(left)
     for p, rest in left.items():
         difference = largest_of(rest) / (largest[p] or 1.0)
         if difference > tolerance:

@@ -112,10 +112,11 @@ class _Hall:
     def coarsest(self) -> _Heard:
         stage, positions = Stage(self._work), range(NUM_SAMPLES)
         batch = self._batch(positions)
-        output = stage.forward(0, 0, positions, self._inputs(batch))
+        value = self._inputs(batch)
+        output = stage.forward(0, 0, positions, value)
         stage.finish(0, 0, output, batch, 1)
         stage.tally(0)
-        self._check_roots(stage.roots(0))
+        self._check_roots(stage.roots(0), value)
         stage.backward(0, 0)
         return _Heard([stage.loss_sum], stage.weight_sum)
 
@@ -152,14 +153,15 @@ class _Hall:
                 wires[k] = tuple(t.clone() for t in stage.backward(k, 0, wires[k]))
         return heard
 
-    def _check_roots(self, roots: Sequence[Tensor]) -> None:
+    def _check_roots(self, roots: Sequence[Tensor], given: Any) -> None:
         """The loss must have come from the model's parameters, and from no others."""
         if not roots:
             raise ConfigError(
                 "training.task: the loss does not depend on any parameter, so nothing would be "
                 "trained; look for .item(), .detach(), torch.no_grad() or argmax on its way"
             )
-        check_registered(roots, dict(zip(self._model.names, self._model.layers, strict=True)))
+        parts = dict(zip(self._model.names, self._model.layers, strict=True))
+        check_registered(roots, parts, given)
 
     def compare(
         self,

@@ -291,6 +291,13 @@ def weighted_samples() -> Task:
     return between(loss=loss)
 
 
+def gradients_of_its_input() -> Task:
+    def line(own: Says, x: Tensor) -> Tensor:
+        return own.line(x[:, None].requires_grad_()).squeeze(1)
+
+    return of([Says(line), nn.Linear(WIDTH, WIDTH)])
+
+
 TRAINS = (
     a_block_used_twice, a_block_used_twice_inside, control_flow_by_sample, views_in_place,
     nothing_between, integers_between, only_integers_between, no_parameters, complex_numbers,
@@ -298,7 +305,7 @@ TRAINS = (
     recurrent_state, sparse_embedding, checkpointed, functional_dropout, noise, noise_in_the_loss,
     without_gradient_inside, own_backward, keeps_its_activation, a_lambda_that_cannot_be_pickled,
     not_a_number_at_step_3, tied_over_three_layers, frozen_statistics, frozen_in_the_middle,
-    a_number_beside_the_state, weighted_samples,
+    a_number_beside_the_state, weighted_samples, gradients_of_its_input,
 )  # fmt: skip
 
 

@@ -135,9 +135,25 @@ class FixedBatch(nn.Module):
         return self.line(x.view(4, WIDTH))
 
 
+class Overwritten(nn.Module):
+    """Backward lacks what was worked on in place, whether it is cut or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.line(x).relu().mul_(2)
+
+
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
+        (
+            Overwritten(),
+            UserCodeError,
+            "whole model, on some samples and back, raised RuntimeError",
+        ),
         (Branches(), ConfigError, r"a Branches, cannot be cut automatically: .*if x\.sum\(\) > 0"),
         (Counting(), ConfigError, "a Counting changes its buffer 'count' while it runs"),
         (FixedBatch(), UserCodeError, r"any number must do\), raised .*'\[4, 6\]'"),

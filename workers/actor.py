@@ -51,6 +51,7 @@ class WorkerNews:
     parts: tuple[CheckpointPart, ...] = ()
     failure: WorkerFailed | None = None
     ended_before: int | None = None
+    waits_for: str = ""
 
 
 class WorkerActor:
@@ -164,7 +165,7 @@ class WorkerActor:
             try:
                 items.append(outbox.get(timeout=max(0.0, deadline_s - time.monotonic())))
             except Empty:
-                return _sorted_news(items)
+                return replace(_sorted_news(items), waits_for=self._worker.waits_for)
             if not isinstance(items[-1], StepReport | RoundReport):
                 deadline_s = 0.0
 

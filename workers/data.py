@@ -1,7 +1,8 @@
 """The batches of a run: samples at positions of its one sequence, collated."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -42,6 +43,12 @@ class SampleSource:
         self._collate, self._seed = collate, seed
         self._inputs = inputs or _first
         self._lock = threading.Lock()
+        self._call: object = ""
+
+    @property
+    def call(self) -> str:
+        """Which call of the user's code is under way, in words; empty: none. Any thread."""
+        return str(self._call).rstrip(",")
 
     @property
     def num_samples(self) -> int | None:
@@ -59,10 +66,10 @@ class SampleSource:
             UserCodeError: If the dataset or the collate raises; names the position.
         """
         with self._lock, Draws() as draws:
-            with user_code(f"{during}{self._sequence.field}.will_read"):
+            with self._calls(f"{during}{self._sequence.field}.will_read"):
                 self._sequence.expect(positions)
             where = _Where(self._sequence, during)
-            with user_code(where):
+            with self._calls(where):
                 samples = [self._sample(where.at(p), draws) for p in positions]
             draws.key(self._seed, positions[0], len(positions))
             return self._collated(samples, f"positions {positions[0]} to {positions[-1]},", during)
@@ -77,8 +84,17 @@ class SampleSource:
         name = "Task.collate"
         if self._collate is None:
             name = "torch's default_collate (Task.collate replaces it)"
-        with user_code(f"{during}{name}, of the samples at {span}"):
+        with self._calls(f"{during}{name}, of the samples at {span}"):
             return (self._collate or default_collate)(samples)
+
+    @contextmanager
+    def _calls(self, place: object) -> Iterator[None]:
+        self._call = place
+        try:
+            with user_code(place):
+                yield
+        finally:
+            self._call = ""
 
     def release(self, position: int) -> None:
         """Samples before this position will hardly be asked for again."""

@@ -215,6 +215,11 @@ class Evaluator:
             )
         self._executor = Executor(place, self._stage, transport, feed, NO_FAULTS)
 
+    @property
+    def feed(self) -> Feed | None:
+        """Where samples come from, at the first and the last stage of a group."""
+        return self._executor.feed
+
     def owes(self, step: int) -> bool:
         """Whether rounds are left to be done before ``step``."""
         return self._is_due(step) and not self._rounds.are_done(step)

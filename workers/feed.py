@@ -20,6 +20,10 @@ class Batches(Protocol):
     def batch(self, positions: Sequence[int], during: str = "") -> Any:
         """The collated samples at these positions; ``during`` begins an error's message."""
 
+    @property
+    def call(self) -> str:
+        """Which call of the user's code is under way, in words; empty: none."""
+
     def release(self, position: int) -> None:
         """Samples before this position will hardly be asked for again."""
 
@@ -62,7 +66,13 @@ class Feed:
         self.waited_s = 0.0
         """For batches, by the wall clock, since the beginning."""
 
+        self._waits = False
         self._lock = threading.Lock()  # ``begin`` and ``stop``, against each other
+
+    @property
+    def waits_for(self) -> str:
+        """Which call of the user's code ``take`` waits for, in words; empty: none. Any thread."""
+        return self._source.call if self._waits else ""
 
     def first_input(self, batch: Any) -> Any:
         """What the first layer receives of a batch."""
@@ -89,20 +99,25 @@ class Feed:
             UserCodeError: If the dataset or the collate raised.
             LostContactError: If ``stop`` came, or comes meanwhile.
         """
-        started_s = time.monotonic()
+        started_s, self._waits = time.monotonic(), True
+        try:
+            batch = to_device(self._next(step, positions), self._device)
+        finally:
+            self._waits = False
+        self.waited_s += time.monotonic() - started_s
+        return batch
+
+    def _next(self, step: int, positions: range) -> Any:
         self._oldest = self._positions(step)[0].start
         if self._most < 1:
-            batch = self._load(step, positions)
-        else:
-            if self._due != (step, positions):
-                self.begin(step)
-            if self._loader is None or self._stopped:
-                raise LostContactError(_STOPPED)
-            assert self._due == (step, positions), "microbatches are taken in their order"
-            batch = self._loader.take()
-            self._due = next(self._expected, None)
-        batch = to_device(batch, self._device)
-        self.waited_s += time.monotonic() - started_s
+            return self._load(step, positions)
+        if self._due != (step, positions):
+            self.begin(step)
+        if self._loader is None or self._stopped:
+            raise LostContactError(_STOPPED)
+        assert self._due == (step, positions), "microbatches are taken in their order"
+        batch = self._loader.take()
+        self._due = next(self._expected, None)
         return batch
 
     def resume(self) -> None:

@@ -303,6 +303,11 @@ class Worker:
         """
         self._end_step, self._patience_s = end_step, patience_s or self._patience_s
 
+    @property
+    def waits_for(self) -> str:
+        """Which call of the user's data the run waits for, in words; empty: none. Any thread."""
+        return next((feed.waits_for for feed in self._feeds() if feed.waits_for), "")
+
     def hold(self) -> None:
         """Ask for a stop at the next step boundary on which all active workers agree."""
         self._hold = True
@@ -374,9 +379,13 @@ class Worker:
         self._runner = self._evaluator = None  # they hold references to process groups
 
     def _stop_feed(self) -> None:
-        runner = self._runner  # any thread may come here
-        if runner is not None and runner.executor.feed is not None:
-            runner.executor.feed.stop()
+        for feed in self._feeds():
+            feed.stop()
+
+    def _feeds(self) -> list[Feed]:
+        runner, evaluator = self._runner, self._evaluator  # any thread may come here
+        feeds = [runner.executor.feed if runner else None, evaluator.feed if evaluator else None]
+        return [feed for feed in feeds if feed is not None]
 
     def _fail(self, error: Exception) -> None:
         """Free the peers at once, then report; an error that ``close`` itself caused is none."""

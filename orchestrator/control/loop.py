@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from orchestrator.control.backend import Backend
 from orchestrator.control.books import Books, LoopOptions
 from orchestrator.control.chooser import CAP_REACHED, Choice, Chooser, incumbent_estimate
+from orchestrator.control.headway import Headway
 from orchestrator.control.records import Settled, all_done, make_record
 from orchestrator.control.recovery import judge
 from orchestrator.core.cluster import ClusterState
@@ -81,6 +82,7 @@ class ControlLoop:
             stopwatch=self.stopwatch,
         )
         self._books = Books(options=options, cluster=self.cluster, model=self.model, state=state)
+        self._headway = Headway()
         self._restarted = state is not None
         self._incumbent = state.plan if state else None
         plan = state.plan if state else Plan(0, options.training.schedules[0])
@@ -176,6 +178,8 @@ class ControlLoop:
                 checkpoint_step=books.checkpoint_step,
                 predicted_bytes=dict(slot.predicted.peak_memory_bytes),
             )
+            self._headway.look(observation, in_use)
+            self._headway.learn(slot.steps)
         except OrchestratorError as error:
             self.save(self._state())  # what was spent and done so far is not forgotten
             self._publish_last(slot, error.status, started_cpu_s)

@@ -68,7 +68,8 @@ class FailureOptions:
 
     max_failures: int = 3
     """How often the run recovers by itself from the loss of devices in use, over all its lives;
-    0: the first loss ends it, resumable; -1: without end. Devices lost at one moment count once."""
+    0: the first loss ends it, resumable; -1: without end. Devices lost at one moment count once.
+    Whatever it is, five losses in a row without a new step or checkpoint in between end the run."""
 
     max_preemptions: int = -1
     """The same for devices that were taken away: spot devices that vanish with their node, and any
@@ -162,12 +163,16 @@ def judge(
     lost = [
         e for e in events if isinstance(e, DeviceLost) and e.device_id in in_use and not survives
     ]
-    resume = _resume_text(checkpoint_step)
+    resume = resume_text(checkpoint_step)
     _judge_checkpoints(events, resume)
     causes = [
         *((e.device_id, f"is gone: {e.reason}") for e in lost),
-        *((e.device_id, f"failed at step {e.step}: {e.message}") for e in failed if _is_cause(e)),
-        *((e.device_id, f"stopped: {e.message}") for e in failed if not _is_cause(e)),
+        *(
+            (e.device_id, f"failed at step {e.step}: {e.message}")
+            for e in failed
+            if is_cause(e.message)
+        ),
+        *((e.device_id, f"stopped: {e.message}") for e in failed if not is_cause(e.message)),
     ]
     if not causes:
         return
@@ -197,11 +202,13 @@ def _judge_checkpoints(events: Sequence[ClusterEvent], resume: str) -> None:
             )
 
 
-def _resume_text(checkpoint_step: int | None) -> str:
+def resume_text(checkpoint_step: int | None) -> str:
+    """What the same command would do, given the step of the newest checkpoint, if any."""
     if checkpoint_step is None:
         return "no checkpoint was written yet, so the same command starts anew"
     return f"the same command resumes at step {checkpoint_step}"
 
 
-def _is_cause(event: WorkerFailed) -> bool:
-    return not event.message.startswith(LOST_CONTACT)
+def is_cause(message: str) -> bool:
+    """Whether a loss or a failure is told by whom it happened to, and not by a neighbour."""
+    return not message.startswith(LOST_CONTACT)

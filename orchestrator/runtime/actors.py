@@ -54,6 +54,10 @@ class News(Protocol):
     def ended_before(self) -> int | None:
         """The step before which it stands, when it stopped as asked."""
 
+    @property
+    def waits_for(self) -> str:
+        """Which call of the user's data its run waits for now, in words; empty: none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from orchestrator.control.recovery import Timeouts
 from orchestrator.core.evaluation import Evaluated
@@ -61,6 +62,7 @@ class Watch:
         self._aborting = False
         self._lost: list[Loss] = []
         self._gone: set[str] = set()
+        self._waits_for: dict[str, str] = {}  # by device, as heard last
 
     @property
     def finished(self) -> bool:
@@ -198,6 +200,7 @@ class Watch:
         return lost
 
     def _take(self, device_id: str, news: News) -> None:
+        self._waits_for[device_id] = news.waits_for
         for report in news.reports:
             self.progress.report(report)
         for done in news.rounds:
@@ -226,7 +229,7 @@ class Watch:
 
     def _end_silent(self, longest_s: float) -> None:
         for loss in self._fleet.kill_silent(longest_s):
-            self._lose(loss)
+            self._lose(self._with_wait(loss))
 
     def _end_stuck(self) -> None:
         """End workers that answer but finish no step: nobody else would notice a lone one.
@@ -244,4 +247,10 @@ class Watch:
     def _end(self, device_ids: Iterable[str], reason: str) -> None:
         for device_id in sorted(device_ids):
             self._fleet.kill(device_id)
-            self._lose(Loss(device_id, reason))
+            self._lose(self._with_wait(Loss(device_id, reason)))
+
+    def _with_wait(self, loss: Loss) -> Loss:
+        """The loss of one that was ended, and what its run waited for if that was the data."""
+        call = self._waits_for.pop(loss.device_id, "")
+        reason = f"{loss.reason}; it waited for samples: {call}" if call else loss.reason
+        return replace(loss, reason=reason)

@@ -21,6 +21,7 @@ class Said:
     parts: tuple[CheckpointPart, ...] = ()
     failure: WorkerFailed | None = None
     ended_before: int | None = None
+    waits_for: str = ""
 
 
 class FakePresence:

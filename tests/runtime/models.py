@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -527,6 +528,26 @@ class Whole(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
+
+
+class Deadly(Shaken):
+    """One sample of it ends, or holds up, every process that asks for it."""
+
+    def __init__(self, length: int, width: int, at: int, hangs: bool) -> None:
+        super().__init__(length, width)
+        self.at, self.hangs = at, hangs
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == self.at and self.hangs:
+            threading.Event().wait()
+        if index == self.at:
+            os._exit(3)
+        return super().__getitem__(index)
+
+
+def deadly(at: int = 33, hangs: bool = False) -> Task:
+    """``judged`` with a dataset that no process survives."""
+    return replace(judged(num_layers=6), dataset=Deadly(64, 8, at, hangs), eval_dataset=None)
 
 
 def judged(

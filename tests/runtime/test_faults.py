@@ -11,9 +11,11 @@ import pytest
 
 from benchmarks import chaos
 from benchmarks.chaos import NUM_LAYERS, NUM_STEPS, Case, Forked, make_config, run_case
+from benchmarks.forked_run import run_forked
 from benchmarks.invariants import STATE_TOLERANCE, breaches, hits
 from orchestrator.control.faults import PHASES, FaultPlan, Phase
 from orchestrator.control.persistence import RunStore
+from orchestrator.errors import LostWorkerError
 from tests.runtime.reference import largest_difference, saved_parameters, train_alone
 from workers.faults import Injector, ProcessFault
 from workers.worker import WorkerSpec
@@ -194,3 +196,19 @@ def test_a_process_is_broken_from_within(
     if os.WIFSTOPPED(status):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def test_a_sample_that_no_process_survives_ends_a_run_that_would_recover_for_ever(
+    tmp_path: Path,
+) -> None:
+    run = make_config(
+        tmp_path,
+        "deadly",
+        "training.task=tests.runtime.models:deadly",
+        "training.task_args={}",
+        "training.steps=25",
+        "failure.max_failures=-1",
+        "control.slot_s=0.7",
+    )
+    with pytest.raises(LostWorkerError, match="5 times in a row without coming further than step"):
+        run_forked(run)

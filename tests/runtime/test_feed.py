@@ -188,3 +188,19 @@ def test_a_new_plan_begins_while_the_last_call_of_the_old_one_goes_on() -> None:
     assert new.take(1, range(10, 20)) == list(range(10, 20))
     assert len({*dataset.calls}) == len(dataset.calls)  # nothing was read twice
     new.stop()
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_which_call_of_the_dataset_is_waited_for_can_be_asked_by_another_thread(ahead: int) -> None:
+    dataset = Counted()
+    dataset.may_go.clear()
+    feed = make_feed(dataset, ahead)
+    assert feed.waits_for == ""
+    taker = threading.Thread(target=feed.take, args=(0, shares(0)[0]))
+    taker.start()
+    wait_until(lambda: bool(feed.waits_for))
+    assert feed.waits_for.startswith("step 0: Task.dataset, at position ")
+    dataset.may_go.set()
+    taker.join()
+    assert feed.waits_for == ""
+    feed.stop()

@@ -32,6 +32,7 @@ class Said:
     parts: tuple[tuple[int, tuple[CheckpointFile, ...]], ...] = ()
     failure: WorkerFailed | None = None
     ended_before: int | None = None
+    waits_for: str = ""
 
 
 class FakeFleet:
@@ -281,3 +282,18 @@ def test_the_run_is_not_finished_before_its_last_evaluation() -> None:
     ]
     watch.pump(0.0)
     assert watch.finished
+
+
+def test_whoever_is_ended_while_it_waits_for_samples_is_said_to() -> None:
+    fleet = FakeFleet()
+    watch = watch_of(fleet)
+    fleet.heard = [("a-0", Said(waits_for="")), ("b-0", Said(waits_for="Task.dataset"))]
+    watch.pump(0.0)
+    fleet.silent = [Loss(d, "it answered nothing for 9 s and was ended") for d in BOTH]
+    a, b = watch.events()
+    assert isinstance(a, DeviceLost)
+    assert isinstance(b, DeviceLost)
+    assert "samples" not in a.reason
+    assert b.reason.startswith(
+        "it answered nothing for 9 s and was ended; it waited for samples: Task.dataset"
+    )

@@ -118,7 +118,7 @@ class EarlyStop(Criterion):
             raise ValueError(f"min_delta is {self.min_delta}; write 0 or more")
 
     def reason(self, evaluations: Sequence[Evaluation]) -> str | None:
-        """Why a run with these evaluations ends, None while it goes on."""
+        """Why a run with these evaluations ends, None while it goes on: one had a value."""
         best, at_step, waited = None, 0, 0
         for evaluation in evaluations:
             value = evaluation.value(self.metric)
@@ -126,10 +126,14 @@ class EarlyStop(Criterion):
                 best, at_step, waited = value, evaluation.step, 0
             else:
                 waited += 1
-        if waited < self.patience:
+        if waited < self.patience or best is None:
             return None
-        known = "no evaluation had one" if best is None else f"best {best:.6g} at step {at_step}"
         return (
             f"early stop: {self.metric} was no better in {waited} evaluation"
-            f"{'s' * (waited > 1)} in a row ({known})"
+            f"{'s' * (waited > 1)} in a row (best {best:.6g} at step {at_step})"
         )
+
+    def is_blind(self, evaluations: Sequence[Evaluation]) -> bool:
+        """Whether so many evaluations had no value that waiting for one makes no sense."""
+        seen = any(evaluation.value(self.metric) is not None for evaluation in evaluations)
+        return len(evaluations) >= self.patience and not seen

@@ -6,7 +6,7 @@ from itertools import chain
 
 from orchestrator.core.evaluation import LOSS, Criterion, Evaluated, Evaluation, RoundReport
 from orchestrator.core.training import TrainingOptions
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, UserCodeError
 
 Sums = dict[str, tuple[float, float]]
 """Sum and weight by name."""
@@ -123,11 +123,20 @@ class Evaluations:
 
         Raises:
             ConfigError: If they lack the metric that says which one is the best.
+            UserCodeError: If ``early_stop`` waits for a number that never comes.
         """
         fresh, self._fresh = tuple(self._fresh), []
         for evaluation in fresh:
             self._check(evaluation)
             self._tell(evaluation)
+        stop = self._training.early_stop if self._training else None
+        if fresh and stop is not None and stop.is_blind(self.whole):
+            raise UserCodeError(
+                f"training.early_stop: {stop.metric} was no finite number in any evaluation so far "
+                f"({len(self.whole)} by step {self.whole[-1].step}), so that none is better than "
+                f"another; look at what {'Task.loss' if stop.metric == LOSS else 'Task.metrics'} "
+                "returns for Task.eval_dataset (NaN, infinity, or no weight), or remove early_stop"
+            )
 
     def rewind(self, next_step: int) -> None:
         """Forget those of later steps, which will be run again."""

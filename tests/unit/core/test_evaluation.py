@@ -52,9 +52,12 @@ def test_a_little_better_does_not_count_where_more_is_asked_for() -> None:
     assert EarlyStop(patience=2, min_delta=0.5).reason(at(3.0, 2.9, 2.4)) is None
 
 
-def test_a_loss_that_is_never_a_number_ends_the_run_too() -> None:
-    told = EarlyStop(patience=1).reason(at(math.nan))
-    assert told == "early stop: loss was no better in 1 evaluation in a row (no evaluation had one)"
+def test_a_loss_that_is_never_a_number_is_no_early_stop_and_one_that_was_can_be() -> None:
+    stop = EarlyStop(patience=2)
+    assert [stop.is_blind(at(*[math.nan] * n)) for n in (1, 2)] == [False, True]
+    assert stop.reason(at(math.nan, math.nan)) is None
+    assert not stop.is_blind(at(3.0, math.nan, math.nan))
+    assert (stop.reason(at(3.0, math.nan, math.nan)) or "").endswith("(best 3 at step 10)")
 
 
 @pytest.mark.parametrize(("name", "value"), [("patience", 0), ("min_delta", -0.1)])

@@ -1,10 +1,12 @@
 """Rounds that devices report become whole evaluations, each once."""
 
+import math
+
 import pytest
 
-from orchestrator.core.evaluation import Criterion, Evaluated, Evaluation, RoundReport
+from orchestrator.core.evaluation import Criterion, EarlyStop, Evaluated, Evaluation, RoundReport
 from orchestrator.core.training import TrainingOptions
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, UserCodeError
 from orchestrator.runtime.evaluations import Evaluations
 
 
@@ -94,6 +96,19 @@ def test_a_metric_that_the_task_does_not_return_is_named_with_those_it_does() ->
         made.take(a_round(10, index, "b", metrics=(("hits", 3.0, 4.0),)))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"'hit' says .* write one of loss, hits"):
         made.follow()
+
+
+def test_early_stop_on_a_number_that_never_comes_is_an_error_once_patience_is_over() -> None:
+    told: list[Evaluation] = []
+    made = told_of(told, early_stop=EarlyStop(patience=2))
+    for step in (10, 20):
+        made.follow()  # one evaluation without a number may be bad luck
+        for index in (0, 1):
+            made.take(a_round(step, index, "a"))
+            made.take(a_round(step, index, "b", loss_sum=math.nan))
+    with pytest.raises(UserCodeError, match=r"early_stop: loss .* \(2 by step 20\).*Task\.loss"):
+        made.follow()
+    assert (len(told), made.end_reason) == (2, None)
 
 
 def test_a_run_that_evaluates_nothing_owes_nothing() -> None:

@@ -153,7 +153,8 @@ def matching(url: str) -> tuple[str, ...]:
         return (url,)
 
     def find(filesystem: fsspec.AbstractFileSystem, path: str) -> list[str]:
-        found = sorted(str(name) for name in filesystem.glob(path))
+        infos = filesystem.glob(path, detail=True)
+        found = sorted(str(n) for n, info in infos.items() if info.get("type") != "directory")
         is_local = isinstance(filesystem, LocalFileSystem)
         return found if is_local else [filesystem.unstrip_protocol(name) for name in found]
 

@@ -33,7 +33,10 @@ LATER_ARGUMENTS = ("capturable", "differentiable")
 """Arguments of torch's that a step in a plan cannot honour."""
 
 _SWITCHES = ("amsgrad", "centered", "decoupled_weight_decay", "fused", "maximize", "nesterov")
-_SHARES = ("alpha", "dampening", "rho")  # 0 to 1; every other argument is 0 or more
+_SHARES = ("alpha", "dampening", "momentum", "rho")  # 0 to 1; every other argument is 0 or more
+
+MOST_OF_AN_ARGUMENT = 1e6
+"""Learning rates and other numbers that are larger are slips: they make infinities of weights."""
 
 LATER_OPTIMIZERS = ("adafactor", "asgd", "lbfgs", "muon", "rprop", "sparseadam")
 
@@ -56,6 +59,11 @@ def training_problems(training: TrainingOptions, cluster: ClusterOptions) -> Ite
     for name in ("warmup_steps", "final_ratio", "decay_steps"):
         if (value := getattr(rate, name)) < 0:
             yield f"training.lr_schedule.{name} is {value}; it must not be negative"
+    if rate.final_ratio > 1:
+        yield (
+            f"training.lr_schedule.final_ratio is {rate.final_ratio}: the rate would end above its "
+            "peak; write 0 to 1, the rate at the end over that of training.optimizer.lr"
+        )
     if (rate.name == "wsd") != (rate.decay_steps > 0):
         yield (
             f"training.lr_schedule.decay_steps is {rate.decay_steps} with name: "
@@ -80,6 +88,8 @@ def _optimizer_problems(optimizer: OptimizerOptions) -> Iterator[str]:
         return
     if not optimizer.lr > 0:
         yield f"training.optimizer.lr is {optimizer.lr}; it must be positive"
+    elif optimizer.lr > MOST_OF_AN_ARGUMENT:
+        yield f"training.optimizer.lr is {optimizer.lr:g}; write {MOST_OF_AN_ARGUMENT:g} or less"
     known = OPTIMIZERS[optimizer.name]
     yield from _argument_problems("training.optimizer", optimizer.arguments, known, optimizer.name)
     for index, group in enumerate(optimizer.groups):
@@ -94,9 +104,10 @@ def _optimizer_problems(optimizer: OptimizerOptions) -> Iterator[str]:
 def _group_problems(path: str, group: GroupOptions) -> Iterator[str]:
     if not group.patterns or not all(group.patterns):
         yield f"{path}.match is {json.dumps(group.match)}; write names of parameters, or patterns"
-    if not _is_number(group.lr_ratio) or group.lr_ratio <= 0:
+    if not (_is_number(group.lr_ratio) and 0 < group.lr_ratio <= MOST_OF_AN_ARGUMENT):
         yield (
-            f"{path}.lr_ratio is {group.lr_ratio}; write a positive number, or frozen: true for "
+            f"{path}.lr_ratio is {group.lr_ratio}; write a positive number up to "
+            f"{MOST_OF_AN_ARGUMENT:g}, or frozen: true for "
             "parameters that are not trained"
         )
     if group.frozen and (group.arguments or group.lr_ratio != 1.0):
@@ -132,7 +143,9 @@ def _wanted(key: str, value: object) -> str:
         return "" if fits else "two numbers from 0 to below 1"
     if key in _SHARES:
         return "" if _is_share(value) else "a number from 0 to 1"
-    return "" if _is_number(value) and value >= 0 else "a number that is not negative"
+    if _is_number(value) and 0 <= value <= MOST_OF_AN_ARGUMENT:
+        return ""
+    return f"a number that is not negative, up to {MOST_OF_AN_ARGUMENT:g}"
 
 
 def _is_share(value: object) -> TypeGuard[float]:

@@ -1,5 +1,7 @@
 """Datasets in files at any fsspec URL, of which only what is asked for is read."""
 
+import operator
+import os
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
@@ -24,6 +26,8 @@ CACHE_BLOCKS = 512
 SCAN_BYTES = 1 << 23
 """Of what is read at once to find where lines begin."""
 
+Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 _LINE_BREAK = 10
 
@@ -31,8 +35,8 @@ _LINE_BREAK = 10
 class _Files:
     """Byte ranges of files, read in blocks. For one thread at a time."""
 
-    def __init__(self, urls: str | Iterable[str], name: str) -> None:
-        given = [urls] if isinstance(urls, str) else list(urls)
+    def __init__(self, urls: Urls, name: str) -> None:
+        given = _given(urls, f"{name}: urls")
         self.urls = [storage.absolute(url) for wanted in given for url in storage.matching(wanted)]
         if not self.urls:
             raise ValueError(f"{name}: there is no file at {', '.join(given) or 'no URL'}")
@@ -40,6 +44,10 @@ class _Files:
             if url.endswith(_COMPRESSED):
                 raise ValueError(
                     f"{name}: {url} is compressed: no part can be read alone; unpack it"
+                )
+            if not storage.is_file(url) and storage.exists(url):
+                raise ValueError(
+                    f"{name}: {url} is a folder; write {url.rstrip('/')}/* for the files in it"
                 )
         self.sizes_bytes = [storage.size_bytes(url) for url in self.urls]
         self._blocks: OrderedDict[tuple[int, int], bytes] = OrderedDict()
@@ -67,6 +75,16 @@ class _Files:
         data = b"".join(self._blocks[key] for key in _blocks_of(file, first, end))
         skipped = first % BLOCK_BYTES
         return data[skipped : skipped + end - first]
+
+
+def _given(urls: Any, argument: str) -> list[str]:
+    """Paths and URLs as a list of texts; ``argument``: for the message."""
+    single = isinstance(urls, str | bytes | os.PathLike) or not isinstance(urls, Iterable)
+    given = [urls] if single else list(urls)
+    for url in given:
+        if not (isinstance(url, str) and url.strip()) and not isinstance(url, os.PathLike):
+            raise ValueError(f"{argument} has {url!r}; give a path, an fsspec URL, or several")
+    return [os.fspath(url) for url in given]
 
 
 def _blocks_of(file: int, first: int, end: int) -> list[tuple[int, int]]:
@@ -108,25 +126,31 @@ class Lines(_Records):
 
     def __init__(
         self,
-        urls: str | Iterable[str],
+        urls: Urls,
         parse: Callable[[str], Any] = str,
         *,
         encoding: str = "utf-8",
-        index: str | None = None,
+        index: str | os.PathLike[str] | None = None,
     ) -> None:
         """Look for the lines.
 
         Args:
             urls: Paths or fsspec URLs; ``*`` stands for any name, in alphabetical order.
             parse: Makes a sample of a line, which comes without its line break.
-            encoding: Of the text.
+            encoding: Of the text; one in which a line break is one byte, as in nearly all.
             index: A folder (path or URL) to keep in where lines begin, so that other workers and
                 later runs need not read everything; a file of another size has another entry.
 
         Raises:
-            ValueError: If there is no such file, or it is compressed.
+            ValueError: If there is no such file, or it is compressed; if an argument is none.
+            TypeError: If ``parse`` is no function.
             OSError: If the storage refuses.
         """
+        _check_encoding(encoding)
+        if not callable(parse):
+            raise TypeError(f"Lines: parse is {parse!r}; give a function that takes a line")
+        if index is not None:
+            (index,) = _given(index, "Lines: index")
         files = _Files(urls, "Lines")
         self._bounds = [
             _kept(index, url, size) for url, size in zip(files.urls, files.sizes_bytes, strict=True)
@@ -147,10 +171,17 @@ class Lines(_Records):
                 f"Lines: {self._files.urls[file]} has changed: bytes {first} to {end} are no line "
                 "any more; leave files alone while they are read, and empty the folder of index"
             )
+        place = f"{self._files.urls[file]}, from byte {first} on"
         try:
-            return self._parse(data.decode(self._encoding).removesuffix("\r"))
+            line = data.decode(self._encoding).removesuffix("\r")
+        except UnicodeError as error:
+            raise ValueError(
+                f"Lines: {place}: {error}; give the encoding of the file, such as "
+                "encoding='latin-1', or mend the line"
+            ) from error
+        try:
+            return self._parse(line)
         except Exception as error:
-            place = f"{self._files.urls[file]}, from byte {first} on"
             raise ValueError(f"{place}: {type(error).__name__}: {error}") from error
 
 
@@ -164,7 +195,7 @@ class Tokens(_Records):
 
     def __init__(
         self,
-        urls: str | Iterable[str],
+        urls: Urls,
         length: int,
         dtype: str = "uint16",
         *,
@@ -179,11 +210,12 @@ class Tokens(_Records):
             overlap: Tokens that a record shares with the next one.
 
         Raises:
-            ValueError: If there is no such file, it is no whole number of tokens, or ``dtype``
-                is none of whole numbers.
+            ValueError: If there is no such file, it is no whole number of tokens, ``dtype`` is
+                none of whole numbers, or another argument is none.
             OSError: If the storage refuses.
         """
         self._dtype = _token_type(dtype)
+        length, overlap = _whole("length", length), _whole("overlap", overlap)
         self._length, self._stride = length, length - overlap
         if length < 1 or not 0 <= overlap < length:
             raise ValueError(
@@ -209,6 +241,25 @@ class Tokens(_Records):
     def __getitem__(self, index: int) -> Tensor:
         data = self._files.read(*self._span(index))
         return torch.from_numpy(np.frombuffer(data, self._dtype).astype(np.int64))
+
+
+def _check_encoding(encoding: Any) -> None:
+    try:
+        fits = b"\n".decode(encoding) == "\n"
+    except (LookupError, TypeError, UnicodeError):
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"Lines: encoding is {encoding!r}; write one that Python knows and in which a line "
+            "break is one byte, such as utf-8 or latin-1"
+        )
+
+
+def _whole(name: str, number: Any) -> int:
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise ValueError(f"Tokens: {name} is {number!r}; write a whole number") from None
 
 
 def _token_type(name: str) -> np.dtype:

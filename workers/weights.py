@@ -15,6 +15,7 @@ from orchestrator.errors import ConfigError
 from workers.splitting import SplitModel
 
 _SHOWN = 3  # names of a kind in a message
+_ENDS = (".safetensors", ".safetensors.index.json")
 
 
 def load_weights(model: SplitModel, url: str) -> None:
@@ -111,6 +112,16 @@ def _read(url: str) -> Iterator[tuple[str, Tensor]]:
 def _read_file(url: str) -> Iterator[tuple[str, Tensor]]:
     mend = "; write one with lyray export or safetensors.torch.save_file"
     with _readable(url, "safetensors file", mend):
+        if storage.exists(url) and not storage.is_file(url):
+            names = [n for n in storage.list_names(url) if n.endswith(_ENDS)]
+            raise ConfigError(
+                f"training.init_from: {url!r} is a folder; "
+                + (
+                    f"give the file in it: {' or '.join(names[:_SHOWN])}"
+                    if names
+                    else "give a file"
+                )
+            )
         path = storage.local_path(url)
         if path is None:
             yield from load_safetensors(storage.read_bytes(url)).items()

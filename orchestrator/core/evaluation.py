@@ -79,6 +79,10 @@ class Criterion:
     """Whether less or more of it is better; ``min`` for the loss, to be said of a metric."""
 
     def __post_init__(self) -> None:
+        if not self.metric.strip():
+            raise ValueError(
+                f"metric is {self.metric!r}; write {LOSS}, or a name that Task.metrics returns"
+            )
         if self.metric != LOSS and self.mode is None:
             raise ValueError(
                 f"mode is missing; write mode: max if more {self.metric} is better, or mode: min"

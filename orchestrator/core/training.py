@@ -15,6 +15,9 @@ ActivationCheckpointing = Literal["auto", "never", "always"]
 MAX_MICROBATCHES = 10_000
 """Of a step: a plan times every one of them."""
 
+MOST_SAMPLES, MOST_AHEAD = 1_000_000_000, 1_000
+"""Of a step, and microbatches that are loaded ahead: each of those takes memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
@@ -175,7 +178,7 @@ class TrainingOptions:
     """Gradient sums overlap with backward."""
 
     prefetch_microbatches: int = 4
-    """Batches that a worker loads before it needs them; 0: none."""
+    """Batches that a worker loads before it needs them, up to 1,000; 0: none."""
 
     checkpoint_every_steps: int = 100
     keep_checkpoints: int = 2
@@ -198,9 +201,14 @@ class TrainingOptions:
         for name, value in positive.items():
             if value is not None and value <= 0:
                 raise ValueError(f"{name} is {value}; it must be positive")
-        if self.prefetch_microbatches < 0:
+        for name, text in (("task", self.task), ("init_from", self.init_from)):
+            if text is not None and not text.strip():
+                mend = "module:callable" if name == "task" else "a file with weights, or null"
+                raise ValueError(f"{name} is {text!r}; write {mend}")
+        if not 0 <= self.prefetch_microbatches <= MOST_AHEAD:
             raise ValueError(
-                f"prefetch_microbatches is {self.prefetch_microbatches}; write 0 (none) or more"
+                f"prefetch_microbatches is {self.prefetch_microbatches}; write 0 (none) to "
+                f"{MOST_AHEAD:,}"
             )
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give exactly one of steps and epochs")
@@ -209,6 +217,13 @@ class TrainingOptions:
             raise ValueError(
                 f"activation_checkpointing is {self.activation_checkpointing!r}; write one of "
                 f"{', '.join(known)}"
+            )
+        self._check_batch()
+
+    def _check_batch(self) -> None:
+        if self.global_batch > MOST_SAMPLES:
+            raise ValueError(
+                f"global_batch is {self.global_batch}; write {MOST_SAMPLES:,} samples or less"
             )
         if self.microbatch > self.global_batch:
             raise ValueError(

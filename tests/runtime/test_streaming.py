@@ -184,6 +184,42 @@ def test_tokens_are_whole_numbers(tmp_path: Path, dtype: str) -> None:
         Tokens(str(tmp_path / "t.bin"), 4, dtype)
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        (Lines, {"urls": None}, "Lines: urls has None; give a path, an fsspec URL, or several"),
+        (Lines, {"urls": ["t.txt", ""]}, "Lines: urls has ''; give a path"),
+        (Lines, {"urls": "."}, r"Lines: .* is a folder; write .*/\* for the files in it"),
+        (Lines, {"encoding": "utf-9"}, "Lines: encoding is 'utf-9'; write one that Python knows"),
+        (Lines, {"encoding": "utf-16"}, "a line break is one byte, such as utf-8 or latin-1"),
+        (Lines, {"index": ""}, "Lines: index has ''; give a path"),
+        (Lines, {"parse": None}, "Lines: parse is None; give a function"),
+        (Tokens, {"urls": 3, "length": 2}, "Tokens: urls has 3; give a path"),
+        (Tokens, {"urls": ".", "length": 2}, "is a folder"),
+        (Tokens, {"length": 2.5}, "Tokens: length is 2.5; write a whole number"),
+        (Tokens, {"length": 2, "overlap": None}, "Tokens: overlap is None; write a whole number"),
+    ],
+)
+def test_an_argument_that_is_none_of_its_kind_is_named_with_its_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, given: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.txt").write_bytes("grün\n".encode("latin-1"))
+    with pytest.raises((ValueError, TypeError), match=message):
+        kind(**{"urls": "t.txt", **given})
+
+
+def test_text_in_another_encoding_is_told_and_can_be_said(tmp_path: Path) -> None:
+    (tmp_path / "folder.txt").mkdir()  # no file: ``*`` does not stand for it
+    (tmp_path / "t.txt").write_bytes("grün\nblau\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"t.txt, from byte 0 on: 'utf-8' codec .* encoding='lat"):
+        Lines(tmp_path / "*.txt")[0]
+    assert list(map(Lines(tmp_path / "*.txt", encoding="latin-1").__getitem__, range(2))) == [
+        "grün",
+        "blau",
+    ]
+
+
 def test_a_store_that_is_unwell_for_a_moment_is_asked_again(server: Server) -> None:
     url = f"s3://{BUCKET}/moody.jsonl"
     storage.write_bytes(url, as_lines(rows(10)))

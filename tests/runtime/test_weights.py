@@ -120,6 +120,8 @@ def test_what_is_no_safetensors_file_is_told(tmp_path: Path, wrong: bytes) -> No
     path.write_bytes(wrong)
     with pytest.raises(ConfigError, match=r"is no safetensors file: .*; write one with"):
         load_weights(model, str(path))
+    with pytest.raises(ConfigError, match=r"is a folder; give the file in it: start\.safetensors$"):
+        load_weights(model, str(tmp_path))
 
 
 def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:

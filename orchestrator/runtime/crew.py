@@ -115,16 +115,30 @@ class Crew:
         Raises:
             UserCodeError: If the user's code raises.
             ConfigError: If they do not see the same dataset.
-            LostWorkerError: If nobody is left.
+            LostWorkerError: If nobody is left, or whoever checks the task is lost again and again.
         """
         for device_id, greeting in self.fleet.greet(self._timeouts.start_s).items():
             logger.info("%s: process %s on node %s", device_id, greeting.pid, greeting.ray_node_id)
-        checks = next(iter(self.fleet.device_ids), None)  # the task is the same for all
-        infos = self._prepare("load", TaskInfo, each=self._loads(checks))
-        self._expect_somebody()
+        infos = self._load()
         self._dataset_samples = agreed_samples(infos)
         self.infos = infos
         return next(iter(infos.values()))
+
+    def _load(self) -> dict[str, TaskInfo]:
+        """Have all load the task, which is the same for all: one of them checks it."""
+        infos: dict[str, TaskInfo] = {}
+        asked = self.fleet.device_ids
+        for _ in range(ATTEMPTS):
+            checks = next(iter(asked), None)
+            loads = self._loads(checks)
+            each = {device_id: loads[device_id] for device_id in asked}
+            infos |= self._prepare("load", TaskInfo, each=each, device_ids=asked)
+            self._expect_somebody()
+            infos = {d: info for d, info in infos.items() if d in self.fleet.device_ids}
+            if checks in infos:
+                return infos
+            asked = self.fleet.device_ids[:1]  # whoever was to check it was lost
+        raise self._lost("every worker that was to check the model")
 
     def join(self) -> None:
         """Join those who are there with each other; whoever is lost is left out.
@@ -185,8 +199,11 @@ class Crew:
 
     def _expect_somebody(self) -> None:
         if not self.fleet.device_ids:
-            told = (f"device {loss.device_id}: {loss.reason}" for loss in self.fleet.losses)
-            raise LostWorkerError(f"every worker was lost before the first step: {'; '.join(told)}")
+            raise self._lost("every worker")
+
+    def _lost(self, who: str) -> LostWorkerError:
+        told = "; ".join(f"device {loss.device_id}: {loss.reason}" for loss in self.fleet.losses)
+        return LostWorkerError(f"{who} was lost before the first step: {told}")
 
     def install(self, order: Order) -> bool:
         """Have all take their places at a step boundary; False when not all could.

@@ -64,6 +64,7 @@ class Roster:
         self.missed: dict[str, tuple[str, ...]] = {}  # whom each does not reach
         self.lengths: dict[str, int | None] = {}  # of the dataset, as each sees it
         self.asked: list[str] = []
+        self.checked: list[str] = []  # who was to check the task
 
     def greet(self, timeout_s: float) -> dict[str, object]:
         return {}
@@ -89,6 +90,8 @@ class Roster:
         waits = method in ("connect", "standing", "settle")
         assert patience_s == timeout_s or waits, "these wait for nobody"
         self.asked.append(method)
+        if method == "load":
+            self.checked += [d for d, (spec,) in (each or {}).items() if spec.check]  # type: ignore[attr-defined]
         asked = tuple(each or device_ids or self.device_ids)
         if self.dies_in.get(method) in asked:
             loss = Loss(self.dies_in.pop(method), "its process was killed")
@@ -160,6 +163,21 @@ def test_whoever_is_lost_before_the_first_step_is_left_out(
     found.join()
     assert found.is_joined
     assert found.fleet.device_ids == ("b-0",)
+
+
+def test_where_the_one_that_checks_the_model_is_lost_the_next_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = crew_of(tmp_path, monkeypatch)
+    fleet = cast("Roster", found.fleet)
+    fleet.dies_in = {"load": "a-0"}
+    found.get_ready()
+    assert (fleet.checked, tuple(found.infos)) == (["a-0", "b-0"], ("b-0",))
+    other = crew_of(tmp_path, monkeypatch)
+    fleet = cast("Roster", other.fleet)
+    fleet.dies_in = {"load": "b-0"}  # not the one that checks
+    other.get_ready()
+    assert (fleet.checked, fleet.asked) == (["a-0"], ["load"])
 
 
 def test_workers_that_see_unlike_datasets_are_refused_by_name(

@@ -15,6 +15,7 @@ from workers import border
 from workers.agreement import largest_of, tolerance_of
 from workers.data import SampleSource
 from workers.failures import user_code
+from workers.loss_sum import LossSum
 from workers.registered import check_registered
 from workers.scaling import LossScale
 from workers.splitting import SplitModel
@@ -43,6 +44,9 @@ class _Heard:
     crossed: list[list[Any]] = field(default_factory=list)
     """By microbatch, what each layer returned."""
 
+    whole: list[Tensor] = field(default_factory=list)
+    """What the last layer returned for all samples at once; shapes, but for single numbers."""
+
     @property
     def loss(self) -> float:
         """Of all."""
@@ -54,8 +58,8 @@ def rehearse(model: SplitModel, task: Task, source: SampleSource, seed: int) -> 
 
     The coarsest: one device has all layers and takes both samples at once. The finest: every layer
     has a device of its own and takes one sample after the other. Loss, weight and gradients must be
-    the same, or the result would depend on the plan. No parameter, buffer or gradient stays
-    changed.
+    the same, or the result would depend on the plan; so must be what each sample gives before all
+    else, the smaller one first. No parameter, buffer or gradient stays changed.
 
     Raises:
         ConfigError: If they are not, there is nothing to train, or running changes the model;
@@ -72,6 +76,7 @@ def rehearse(model: SplitModel, task: Task, source: SampleSource, seed: int) -> 
     hall = _Hall(model, task, source, seed)
     try:
         with unchanged(layers, "the model"):
+            first = hall.first()
             together = hall.coarsest()
             for p in parameters.values():
                 # What the finest plan adds takes it off.
@@ -82,6 +87,7 @@ def rehearse(model: SplitModel, task: Task, source: SampleSource, seed: int) -> 
             logger.warning("the loss of the first %d samples is %s", NUM_SAMPLES, together.loss)
             return
         hall.compare(together, apart, largest, parameters)
+        hall.compare_first(first, apart)
     except UserCodeError as error:
         raise UserCodeError(
             f"{error} (tried on {NUM_SAMPLES} samples and on one: any number must do)",
@@ -109,16 +115,28 @@ class _Hall:
         with user_code("Task.inputs"):
             return self._source.first_input(batch)
 
+    def first(self) -> dict[int, float]:
+        """The loss of each sample before anything larger was run."""
+        sizes = {
+            k: sum(t.numel() for t in border.tensors(self._inputs(self._batch([k]))))
+            for k in range(NUM_SAMPLES)
+        }
+        order = sorted(sizes, key=lambda k: sizes[k])
+        with torch.no_grad():
+            losses = self.finest([range(k, k + 1) for k in order]).losses
+        return dict(zip(order, losses, strict=True))
+
     def coarsest(self) -> _Heard:
         stage, positions = Stage(self._work), range(NUM_SAMPLES)
         batch = self._batch(positions)
         value = self._inputs(batch)
         output = stage.forward(0, 0, positions, value)
+        whole = [t.detach().to("meta") if t.dim() else t.detach() for t in border.tensors(output)]
         stage.finish(0, 0, output, batch, 1)
         stage.tally(0)
         self._check_roots(stage.roots(0), value)
         stage.backward(0, 0)
-        return _Heard([stage.loss_sum], stage.weight_sum)
+        return _Heard([stage.loss_sum], stage.weight_sum, whole=whole)
 
     def finest(self, microbatches: Sequence[Sequence[int]]) -> _Heard:
         """Layer by layer, all microbatches in each: what one leaves behind meets the others."""
@@ -184,6 +202,12 @@ class _Hall:
                 f"but {apart.loss:.6g} layer by layer and one by one, so the result would depend "
                 f"on the plan: {self._why(together, apart, tolerance)}"
             )
+        if self._couples(together, apart):
+            raise ConfigError(
+                f"training.task: the loss of {NUM_SAMPLES} samples at once is not the sum of what "
+                "each gives, if only by a little, so the result would depend on the plan: the loss "
+                "must be a sum of what each sample gives by itself"
+            )
         floor = FLOOR * max(largest.values())
         layers = list(zip(self._model.layers, self._model.names, strict=True))
         for layer, name in reversed(layers):  # what is wrong in one goes on to those before
@@ -195,6 +219,24 @@ class _Hall:
                         "would depend on the plan: "
                         f"{self._beside(self._again(), apart, tolerance) or _BACKWARD}"
                     )
+
+    def compare_first(self, first: dict[int, float], apart: _Heard) -> None:
+        """Raise a ConfigError where a sample gave something else before others than after them."""
+        parameters = (p for layer in self._model.layers for p in layer.parameters())
+        tolerance = tolerance_of(parameters) / 10  # of the same operations, only later
+        for k, later in enumerate(apart.losses):
+            if not math.isclose(first[k], later, rel_tol=tolerance, abs_tol=1e-9):
+                raise ConfigError(
+                    f"training.task: the loss of a sample was {first[k]:.6g} at first, and "
+                    f"{later:.6g} after others had been run, so the result would depend on the "
+                    "plan. Layers must not keep anything from one run to the next that changes "
+                    "what they return, such as a scale of the longest input so far"
+                )
+
+    def _couples(self, together: _Heard, apart: _Heard) -> bool:
+        loss = LossSum(self._task.loss, self._work.seed, len(self._model.layers))
+        alone = [(crossed[-1], self._batch([k])) for k, crossed in enumerate(apart.crossed)]
+        return loss.couples(alone, self._batch(range(NUM_SAMPLES)), together.whole)
 
     def _why(self, together: _Heard, apart: _Heard, tolerance: float) -> str:
         again = self._again()

@@ -298,6 +298,68 @@ def gradients_of_its_input() -> Task:
     return of([Says(line), nn.Linear(WIDTH, WIDTH)])
 
 
+class Table(nn.Module):
+    """Sines of positions, kept in an attribute for the longest input so far, as many do.
+
+    ``by_length``: each entry is a function of that length, too.
+    """
+
+    def __init__(self, by_length: bool = False) -> None:
+        super().__init__()
+        self.line = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.table, self.by_length = torch.zeros(0, dtype=torch.float64), by_length
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(self.table) < x.shape[1]:
+            self.table = torch.arange(1.0, x.shape[1] + 1, dtype=torch.float64).sin()
+            if self.by_length:
+                self.table /= x.shape[1]
+        return self.line(x) * self.table[: x.shape[1], None]
+
+
+class Ragged(Rows):
+    """The first samples are of unlike lengths, the longer ones first."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, _ = super().__getitem__(index)
+        return x.repeat(5 - index % 4, 1), x
+
+
+def padded_with_zeros(items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    inputs = nn.utils.rnn.pad_sequence([x for x, _ in items], batch_first=True)
+    return inputs, torch.stack([y for _, y in items])
+
+
+def of_unlike_lengths(by_length: bool) -> Task:
+    """Padding is zero and stays zero, so that it takes no part in the sum."""
+
+    def loss(output: Tensor, batch: Any) -> tuple[Tensor, int]:
+        return squares(output.sum(1), batch)
+
+    data = Ragged(40, WIDTH, dtype=torch.float64)
+    layers = [Table(by_length), Table(by_length)]
+    return of(layers, loss, dataset=data, collate=padded_with_zeros)
+
+
+def a_table_that_grows() -> Task:
+    return of_unlike_lengths(by_length=False)
+
+
+def a_penalty_beside(penalty: Callable[[Tensor], Tensor]) -> Task:
+    """As routers of experts have it: a number beside the output, which the loss takes little of."""
+
+    def loss(output: Any, batch: Any) -> tuple[Tensor, int]:
+        loss_sum, weight = squares(output[0], batch)
+        return loss_sum + 1e-6 * output[1], weight
+
+    first = Says(lambda own, x: (own.line(x), penalty(own.line(x))))
+    return of([first, Says(lambda own, state: (own.line(state[0]), state[1]))], loss)
+
+
+def a_penalty_by_sample() -> Task:
+    return a_penalty_beside(lambda h: (h**2).sum())
+
+
 TRAINS = (
     a_block_used_twice, a_block_used_twice_inside, control_flow_by_sample, views_in_place,
     nothing_between, integers_between, only_integers_between, no_parameters, complex_numbers,
@@ -305,11 +367,20 @@ TRAINS = (
     recurrent_state, sparse_embedding, checkpointed, functional_dropout, noise, noise_in_the_loss,
     without_gradient_inside, own_backward, keeps_its_activation, a_lambda_that_cannot_be_pickled,
     not_a_number_at_step_3, tied_over_three_layers, frozen_statistics, frozen_in_the_middle,
-    a_number_beside_the_state, weighted_samples, gradients_of_its_input,
+    a_number_beside_the_state, weighted_samples, gradients_of_its_input, a_table_that_grows,
+    a_penalty_by_sample,
 )  # fmt: skip
 
 
 # These are refused ----------------------------------------------------------------------------
+
+
+def a_little_penalty_in_fp32() -> Task:
+    def loss(output: Tensor, batch: Any) -> tuple[Tensor, int]:
+        loss_sum, weight = squares(output.float(), batch)
+        return loss_sum + 2e-3 * output.float().mean(0).norm(), weight
+
+    return between(loss=loss)
 
 
 class Branches(nn.Module):
@@ -513,7 +584,7 @@ REFUSED: dict[str, tuple[Callable[[], Task], str]] = {
     "batch_size_in_the_code": (
         lambda: says(lambda own, x: own.line(x.view(4, -1))), "layer 1 .*any number must do"),
     "batch_size_in_the_code_of_a_model": (
-        lambda: of(nn.Sequential(Says(lambda own, x: x.view(2, -1)))), "depend|invalid"),
+        lambda: of(nn.Sequential(Says(lambda own, x: x.view(2, -1)))), "any number must do"),
     "parameters_outside_modules": (
         lambda: between(Outside()), r"computes with 'scale' of layer '1', .*\(6,\).*nn\.Parameter"),
     "complex_numbers_of_16_bytes": (
@@ -555,6 +626,13 @@ REFUSED: dict[str, tuple[Callable[[], Task], str]] = {
     "a_penalty_in_the_loss": (
         lambda: between(loss=lambda output, batch: (squares(output, batch)[0] + 1.0, len(output))),
         "a sum of what each sample gives"),
+    "a_little_penalty_in_the_loss": (
+        lambda: between(loss=lambda output, batch: (
+            squares(output, batch)[0] + 1e-3 * output.mean(0).norm(), len(output))),
+        "a sum of what each sample gives"),
+    "a_little_penalty_in_a_loss_of_32_bits": (a_little_penalty_in_fp32, "a sum of what each sam"),
+    "a_little_penalty_of_the_batch_in_the_model": (
+        lambda: a_penalty_beside(lambda h: (h**2).mean()), "a sum of what each sample gives"),
     "samples_beside_each_other": (samples_beside_each_other, r"layer 1 \(1\) returns for a sample"),
     "a_little_of_the_others": (
         lambda: says(lambda own, x: own.line(x) - 0.01 * own.line(x).mean(0)),
@@ -565,6 +643,8 @@ REFUSED: dict[str, tuple[Callable[[], Task], str]] = {
         lambda: between(
             Says(lambda own, x: (x > 0).sum(1)), nn.Embedding(WIDTH + 1, WIDTH, max_norm=0.5)),
         "Embedding with max_norm"),
+    "a_table_by_the_longest_input": (
+        lambda: of_unlike_lengths(by_length=True), "the loss of a sample was .* the longest input"),
     "state_in_an_attribute": (lambda: between(Turns()), "keep anything from one run to the next"),
     "through_the_back_door": (through_the_back_door, "other than by returning it"),
     "twice_the_same_in_place": (twice_the_same_in_place, r"in place .*x\.clone\(\)"),

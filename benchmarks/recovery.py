@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,7 @@ class Hitter:
 
     config: RunConfig
     rng: np.random.Generator
-    signals: Sequence[signal.Signals]  # one hit each
+    signals: Sequence[signal.Signals]  # one hit each, on a device that the plan uses
     hits: list[Hit] = field(default_factory=list)
     steps: list[tuple[CommittedStep, float]] = field(default_factory=list)
     events: list[RunEvent] = field(default_factory=list)  # losses, and what made up for them
@@ -88,19 +89,22 @@ class Hitter:
     def slot(self, record: SlotRecord) -> None:
         """A slot ended: another hit is due once all layers are held twice again."""
         self._since_s = self._since_s or time.monotonic()
-        over = len(self.hits) == len(self.signals)
-        num_lost = sum(event.kind == "lost" for event in self.events)
         self._num_settled += 1
-        if len(record.plan.groups) < 2 or self._pending or num_lost < len(self.hits):
+        if (
+            min(len(record.plan.groups), len(record.next_plan.groups)) < 2
+            or self._pending
+            or len(self._sources()) < len(self.hits)
+        ):
             self._num_settled = 0
         due = self._num_settled >= SETTLED_SLOTS
+        over = self._num_used() == len(self.signals) or len(self.hits) == 2 * len(self.signals)
         if (over and due) or time.monotonic() - self._since_s > PATIENCE_S:
             if not self._stopped:  # a second signal would end the run at once
                 stop()
             self._stopped = True
         elif due:
             self._pending = True
-            victim = str(self.rng.choice(record.plan.device_ids))
+            victim = str(self.rng.choice(record.next_plan.device_ids))
             threading.Timer(float(self.rng.uniform(0.0, 1.0)), self._hit, [victim]).start()
 
     def close(self) -> None:
@@ -109,11 +113,24 @@ class Hitter:
     def _hit(self, device_id: str) -> None:
         pid = processes(self.config).get(device_id)
         if pid is not None:  # else it was lost by itself meanwhile
-            kind = self.signals[len(self.hits)]
+            kind = self.signals[self._num_used()]
             os.kill(pid, kind)
             self._since_s = time.monotonic()
             self.hits.append(Hit(kind, device_id, self._since_s, time.time()))
         self._num_settled, self._pending = 0, False
+
+    def _sources(self) -> list[str]:
+        """Of every loss so far: what made up for it."""
+        told = [*self.events, None]
+        return [
+            after.detail if after and after.kind == "recovered" else UNUSED
+            for event, after in pairwise(told)
+            if event and event.kind == "lost"
+        ]
+
+    def _num_used(self) -> int:
+        """Hits that counted: where a plan already did without the device, there is another."""
+        return sum(source != UNUSED for source in self._sources())
 
     def settle(self) -> None:
         """Work out what every hit led to, from steps and from the head's log."""
@@ -132,11 +149,8 @@ class Hitter:
                 if hit.detected_s is not None and ended_s - step.step_s > known_s:
                     hit.resumed_s, hit.step_s = ended_s - hit.at_s, step.step_s
                     break
-        told = [*self.events, None]
-        losses = [k for k, event in enumerate(told) if event and event.kind == "lost"]
-        for hit, k in zip(self.hits, losses, strict=False):
-            after = told[k + 1]
-            hit.source = after.detail if after and after.kind == "recovered" else UNUSED
+        for hit, source in zip(self.hits, self._sources(), strict=False):
+            hit.source = source
 
 
 def _unix_s(logged: str) -> float:

@@ -5,7 +5,6 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,12 +30,6 @@ ADAMW = {"name": "adamw", "lr": 0.003}
 PLAN = make_plan([([("a", 1), ("b", 2)], (2, 2)), ([("c", 3)], (2,))])
 OTHER = make_plan([([("c", 2), ("a", 1)], (3, 3))], generation=2)
 PATIENCE_S = 30.0
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with Fleet(tuple("abc")) as fleet:
-        yield fleet
 
 
 def spec_of(url: str, **changes: object) -> object:

@@ -102,17 +102,6 @@ def test_a_module_nobody_cut_is_cut_where_least_crosses() -> None:
         assert sum(t.shape[-1] for t in value.values()) <= 2 * WIDTH
 
 
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.sum() > 0:
-            return self.one(x)
-        return self.other(x)
-
-
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +143,6 @@ class Overwritten(nn.Module):
             UserCodeError,
             "whole model, on some samples and back, raised RuntimeError",
         ),
-        (Branches(), ConfigError, r"a Branches, cannot be cut automatically: .*if x\.sum\(\) > 0"),
         (Counting(), ConfigError, "a Counting changes its buffer 'count' while it runs"),
         (FixedBatch(), UserCodeError, r"any number must do\), raised .*'\[4, 6\]'"),
         (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), ConfigError, "its statistics would"),

@@ -1,6 +1,5 @@
 """Datasets as people bring them: each trains as in one process, or is refused in one message."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,6 @@ FIRST = make_plan([([("a", 1), ("b", 2)], (2, 3)), ([("c", 3)], (3,))])
 SECOND = make_plan([([("c", 2), ("a", 1)], (1, 4)), ([("b", 3)], (1, 2))], generation=2)
 NUM_LAYERS = 3
 ADAMW = {"name": "adamw", "lr": 0.01}
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with Fleet(tuple("abc")) as started:
-        yield started
 
 
 def spec_of(folder: Path, task: str = "task", **changes: Any) -> Any:

@@ -1,7 +1,6 @@
 """Models made to be difficult: each trains as one process would, or is refused in one message."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,6 @@ pytestmark = pytest.mark.runtime
 
 TASK = "tests.runtime.difficult_models:difficult"
 NUM_STEPS = 5
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with Fleet(tuple("abc")) as fleet:
-        yield fleet
 
 
 @pytest.mark.parametrize("name", [function.__name__ for function in TRAINS])

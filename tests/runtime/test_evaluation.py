@@ -1,7 +1,6 @@
 """Evaluation on a plan equals that of one process, and training does not notice it."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,12 +25,6 @@ from workers.splitting import load_task, split
 from workers.worker import WorkerSpec
 
 NUM_EVAL = 21  # in rounds of 8: the last one leaves the second group of most plans nothing
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with Fleet(tuple("abc")) as fleet:
-        yield fleet
 
 
 CHAIN = make_plan([([("a", 1), ("b", 2), ("c", 1)], (3, 3, 2))])

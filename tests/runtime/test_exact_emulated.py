@@ -1,6 +1,5 @@
 """Emulated devices: virtual time is that of the closed form, training stays that of one process."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,12 +14,6 @@ from workers.emulation import EmulatedStage
 FORWARD_S, BACKWARD_S, STEP_END_S = 0.010, 0.020, 0.030
 LINK = (0.0, 1e15)  # no latency, bytes take no time that shows
 ADAMW = {"name": "adamw", "lr": 0.003}
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with Fleet(tuple("abc")) as fleet:
-        yield fleet
 
 
 def stage(ratio: float = 1.0, **options: object) -> EmulatedStage:

@@ -1,6 +1,6 @@
 """fp16: the loss scale that workers agree on is the one of torch's scaler in one process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from tests.runtime.harness import make_spec
 from tests.runtime.reference import largest_difference, saved_parameters, train_alone
 from workers.scaling import LossScale
 
+DEVICES = tuple("abcdef")
 ADAMW = {"name": "adamw", "lr": 0.003}
 NUM_STEPS = 8
 SHARES = ((4, 3), (3, 2))
@@ -22,12 +23,6 @@ PAIR = make_plan([([("a", 2), ("b", 4)], SHARES[0]), ([("c", 3), ("d", 1), ("e",
 OTHER = make_plan(
     [([("e", 5), ("c", 1)], SHARES[0]), ([("f", 1), ("a", 5)], SHARES[1])], generation=2
 )
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with Fleet(tuple("abcdef")) as fleet:
-        yield fleet
 
 
 def fp16_spec(run_url: str, **changes: Any) -> Any:

@@ -1,6 +1,5 @@
 """For random plans, 20 steps equal one process, and replicas stay bitwise equal."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +15,6 @@ SGD = {"name": "sgd", "lr": 0.05, "momentum": 0.9}
 ADAMW = {"name": "adamw", "lr": 0.003}
 TOLERANCE = {"sgd": 1e-6, "adamw": 1e-12}  # fp32 and fp64
 NUM_LAYERS, NUM_STEPS = 6, 20
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with Fleet(DEVICES) as fleet:
-        yield fleet
 
 
 @pytest.mark.parametrize("seed", range(6))

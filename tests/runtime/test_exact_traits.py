@@ -1,7 +1,6 @@
 """What a model may hold (ties, masks, frozen layers, dropout, ragged lengths) changes nothing."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,7 @@ ADAMW = {"name": "adamw", "lr": 0.003}
 NUM_STEPS = 20
 
 
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with Fleet(tuple("abcdef")) as fleet:
-        yield fleet
+DEVICES = tuple("abcdef")
 
 
 def difference(

@@ -1,6 +1,5 @@
 """Models as people bring them: cut, and trained on unlike plans, they equal one process."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,6 @@ pytest.importorskip("transformers", reason="the extra dev brings transformers")
 
 TASK = "benchmarks.hub_models:hub"
 NUM_STEPS = 5
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with Fleet(tuple("abc")) as fleet:
-        yield fleet
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Layers that run again in backward train bit by bit as those that do not."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +10,6 @@ from benchmarks.fleet import Fleet, make_plan
 from orchestrator.core.plan import Plan
 from tests.runtime.harness import make_spec
 from tests.runtime.reference import saved_parameters
-
-DEVICES = ("a", "b", "c")
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with Fleet(DEVICES) as fleet:
-        yield fleet
 
 
 def recomputing(plan: Plan) -> Plan:

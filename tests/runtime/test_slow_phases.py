@@ -1,6 +1,5 @@
 """Real workers, one of which is slow in one phase: that one is named, with its phase."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,6 @@ SAID_S = 0.1
 """Of a step's computing: far more than these layers take, far less than the delays."""
 
 DELAY_S = 0.15
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with Fleet(DEVICES) as started:
-        yield started
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Changes of plan inside running workers: layers and optimizer state move, nothing restarts."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,12 +21,6 @@ ADAMW = {"name": "adamw", "lr": 0.003}
 TOLERANCE = {"sgd": 1e-6, "adamw": 1e-12}  # fp32 and fp64
 NUM_LAYERS = 5
 IDLE = Plan(9, "1f1b")
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with Fleet(DEVICES) as fleet:
-        yield fleet
 
 
 def run_to(fleet: Fleet, plan: Plan, first_step: int, end_step: int, **options: object) -> None:

@@ -1,10 +1,7 @@
 """Where a run stops: all active workers after the same step, whenever each of them hears of it."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from benchmarks.fleet import Fleet, make_plan
 from tests.runtime.harness import make_spec
@@ -12,10 +9,7 @@ from tests.runtime.harness import make_spec
 PLAN = make_plan([([("a", 1), ("b", 2)], (2, 2)), ([("c", 3)], (2,))])
 
 
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with Fleet(tuple("abcd")) as fleet:
-        yield fleet
+DEVICES = tuple("abcd")
 
 
 def start(fleet: Fleet, tmp_path: Path, *, end_step: int, steps: int = 100_000) -> None:

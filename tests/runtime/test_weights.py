@@ -1,7 +1,6 @@
 """Weights to start from, and weights that leave: under the names of the user's own model."""
 
 import json
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -40,12 +39,6 @@ GROUPS = {
     ),
 }
 HUB = "benchmarks.hub_models:hub"
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with Fleet(tuple("abc")) as fleet:
-        yield fleet
 
 
 def weights(seed: int = 1) -> tuple[Any, dict[str, Tensor]]:

@@ -88,6 +88,6 @@ def _check_patterns(groups: Sequence[GroupOptions], names: Sequence[str]) -> Non
             shown = ", ".join([*dict.fromkeys(close or names)][:_SHOWN])
             raise ConfigError(
                 f"training.optimizer.groups[{number}].match: {pattern!r} fits no parameter of the "
-                f"model; {'close ones' if close else 'its first ones'}: {shown}; "
+                f"model; {'names that are close' if close else 'its first parameters'}: {shown}; "
                 "correct it, or leave it out"
             )

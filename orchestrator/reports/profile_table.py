@@ -1,7 +1,6 @@
 """A profile on a terminal: layers that are alike in one row, their bytes, FLOP and times."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +13,9 @@ _CAPTION = (
     "Boundary, stash and FLOP are those of one sample, times of a microbatch: forward, backward, "
     "update."
 )
+
+_ORDINALS = ("", "", "second", "third", "fourth", "fifth", "sixth")
+_LONGEST_PERIOD = len(_ORDINALS) - 1
 
 
 def print_profile(
@@ -29,7 +31,7 @@ def print_profile(
 
 
 def profile_table(model: ModelProfile) -> Table:
-    """One row for each run of layers that are alike, and what they come to."""
+    """One row for each run of layers that are alike or take turns, and what they come to."""
     largest = _largest(model)
     heads = [f"{t.kind}, microbatch {t.microbatch}" for t in largest]
     table = Table(caption=_CAPTION, caption_justify="left", show_footer=True)
@@ -54,18 +56,32 @@ def _largest(model: ModelProfile) -> list[LayerTimes]:
 
 
 def _groups(model: ModelProfile, largest: list[LayerTimes]) -> Iterator[tuple[range, str]]:
-    """Neighbours with equal figures, and what they are called."""
+    """Neighbours with equal figures, and what they are called; also where a few take turns."""
+    figures_of = [
+        (*_sizes(model, layer), *(s for t in largest for s in _times(t, layer)))
+        for layer in range(model.num_layers)
+    ]
+    first = 0
+    while first < model.num_layers:
+        # Automatic cuts go through blocks, too: the parts of a block then come again and again.
+        period = max(range(1, _LONGEST_PERIOD + 1), key=lambda p: _repeated(figures_of[first:], p))
+        end = first + max(1, _repeated(figures_of[first:], period))
+        for start in range(first, min(first + period, end)):
+            layers = range(start, end, period)
+            name = model.layers[start]
+            if len(layers) > 1:
+                turns = "" if period == 1 else f", every {_ORDINALS[period]}"
+                name = f"{name} ... {model.layers[layers[-1]]} ({len(layers)}{turns})"
+            yield layers, name
+        first = end
 
-    def figures_of(layer: int) -> tuple[float, ...]:
-        return *_sizes(model, layer), *(s for t in largest for s in _times(t, layer))
 
-    for _, members in groupby(range(model.num_layers), figures_of):
-        first, *rest = members
-        last = rest[-1] if rest else first
-        name = model.layers[first]
-        if rest:
-            name = f"{name} ... {model.layers[last]} ({len(rest) + 1})"
-        yield range(first, last + 1), name
+def _repeated(figures_of: Sequence[tuple[float, ...]], period: int) -> int:
+    """How many of the first layers repeat ``period`` layers; 0 where not even once."""
+    same = 0
+    while same + period < len(figures_of) and figures_of[same] == figures_of[same + period]:
+        same += 1
+    return same + period if same >= period else 0
 
 
 def _cells(model: ModelProfile, largest: list[LayerTimes], layers: range) -> list[str]:

@@ -32,7 +32,7 @@ both would be lines on the axis. The figure stands above."""
 
 
 def run_page(found: RunFound) -> str:
-    """The page: head figures, loss, step time, money, plans, devices, bill, events."""
+    """The page: head figures, loss, step time, money, evaluations, plans, devices, bill, events."""
     held = "good" if found.bound_held else "bad"
     body = [
         f"<h1>{escape(found.name)}: {escape(found.status)}</h1>",
@@ -41,6 +41,7 @@ def run_page(found: RunFound) -> str:
             {
                 "steps": f"{found.num_steps:,}",
                 f"loss, means of {LOSS_WINDOW} steps": loss_text(found).partition(" (")[0],
+                **_best_tile(found),
                 "step time, median": figures.seconds(found.step_s),
                 "off its prediction, median": figures.percent(found.error_ratio),
                 "spent": figures.usd(found.spent_usd),
@@ -62,6 +63,7 @@ def run_page(found: RunFound) -> str:
     ):
         if content:
             body += [f"<h2>{title}</h2>", content]
+    body += _evaluations(found)
     rows = comparison_rows(found)
     if rows:
         body += [
@@ -101,6 +103,41 @@ def _loss_chart(found: RunFound) -> str:
         series, x_title="step", y_title="loss",
         label="loss over steps",
     )  # fmt: skip
+
+
+def _best_tile(found: RunFound) -> dict[str, str]:
+    best = found.best_evaluation
+    if best is None:
+        return {}
+    return {f"loss of the best evaluation, step {best.step}": figures.number(best.loss)}
+
+
+def _evaluations(found: RunFound) -> list[str]:
+    """The newest ones and, wherever it stands, the best one, which stands out."""
+    told, best = found.evaluations, found.best_evaluation
+    if not told:
+        return []
+    shown = [e for i, e in enumerate(told) if i >= len(told) - _ROWS or e is best]
+    names = sorted({name for e in told for name in e.metrics})
+    rows = [
+        (
+            f"{e.step}, the best" if e is best else str(e.step),
+            figures.number(e.loss),
+            *(figures.number(e.metrics.get(name)) for name in names),
+            f"{e.samples:,}",
+            figures.seconds(e.eval_s),
+        )
+        for e in shown
+    ]
+    return [
+        f"<h2>{_titled('Evaluations', len(told))}</h2>",
+        table(
+            ("step", "loss", *names, "samples", "took"),
+            rows,
+            right=range(1, len(names) + 4),
+            chosen=next((i for i, e in enumerate(shown) if e is best), -1),
+        ),
+    ]
 
 
 def _step_chart(found: RunFound) -> str:

@@ -11,6 +11,7 @@ from orchestrator.runtime.actors import Place
 from orchestrator.runtime.truth import StageTruth
 from workers.describing import describe_model
 from workers.emulation import Delay, EmulatedStage
+from workers.evaluation import evaluation_set
 from workers.faults import FaultAct, Injector, ProcessFault
 from workers.grouping import freeze
 from workers.output import send_output_to
@@ -105,7 +106,8 @@ def look_at_model(config: RunConfig, *, fresh: bool = False) -> ModelProfile:
 
     Raises:
         UserCodeError: If the user's code raises.
-        ConfigError: If the model cannot be split, or its groups will not do.
+        ConfigError: If the model cannot be split, its groups will not do, or what is to be
+            evaluated cannot be.
     """
     training = config.training
     if config.cluster.source == "emulated":
@@ -114,6 +116,7 @@ def look_at_model(config: RunConfig, *, fresh: bool = False) -> ModelProfile:
     described = config.cluster.source == "file"
     model = split(task, to_train=not described)
     freeze(model, training.optimizer.groups)
+    evaluation_set(task, training, config.run.seed)  # what a run refuses is told before one
     if described:
         return describe_model(model, task, training)
     return known_or_measured(model, task, training, fresh=fresh)

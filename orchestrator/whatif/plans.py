@@ -25,6 +25,7 @@ from orchestrator.storage import Json
 from orchestrator.strategies.registry import Strategy, make_strategy
 from orchestrator.whatif.loops import simulated
 from orchestrator.whatif.pace import conflict_notes, pace_notes
+from orchestrator.whatif.summary import left_out
 from orchestrator.whatif.traces import price_notes
 from orchestrator.whatif.worth import worth_beside
 
@@ -94,6 +95,7 @@ def what_if(config: RunConfig, measured: ModelProfile, *, stopwatch: Callable[[]
             *pace_notes(config, told.loop.treasury, chosen.estimate),
             *conflict_notes(config, told.loop.treasury, seen),
             *_first_slot_notes(record),
+            *left_out(config),
         ),
         worth=worth_beside(problem, [chosen, *seen], looked.limits, billing_speedup=speedup),
     )

@@ -8,6 +8,7 @@ from orchestrator.reports import figures
 from orchestrator.reports.svg import Series, bar_chart, line_chart, page, table
 from orchestrator.whatif.rehearsal import Rehearsal
 from orchestrator.whatif.rehearsal_table import EQUAL_COST, HEAD, cells
+from orchestrator.whatif.summary import left_out
 
 
 def rehearsal_page(config: RunConfig, results: Sequence[Rehearsal]) -> str:
@@ -18,6 +19,7 @@ def rehearsal_page(config: RunConfig, results: Sequence[Rehearsal]) -> str:
     body = [
         f"<h1>{escape(config.run.name)}: strategies simulated</h1>",
         f"<p>The budget is {figures.usd(budget)}/h on average. {escape(EQUAL_COST)}</p>",
+        *(f'<p class="soft">{escape(note)}</p>' for note in left_out(config)),
         "<h2>Samples/s at equal cost</h2>",
         bar_chart(
             [(r.strategy, r.samples_per_s_at_budget or 0.0) for r in best],

@@ -11,6 +11,7 @@ from orchestrator.config import RunConfig
 from orchestrator.reports import figures
 from orchestrator.storage import Json
 from orchestrator.whatif.rehearsal import Rehearsal
+from orchestrator.whatif.summary import left_out
 
 
 def rehearsal_data(config: RunConfig, results: Sequence[Rehearsal]) -> dict[str, Json]:
@@ -31,6 +32,7 @@ def rehearsal_data(config: RunConfig, results: Sequence[Rehearsal]) -> dict[str,
             }
             for r in results
         ],
+        "notes": list(left_out(config)),
     }
 
 
@@ -64,7 +66,8 @@ def rehearsal_table(config: RunConfig, results: Sequence[Rehearsal]) -> Group:
             figures.usd(r.overspend_bound_usd),
             r.ended or "goes on",
         )
-    return Group(numbers, Text(EQUAL_COST, style="dim"), "", ends)
+    notes = (Text(note, style="dim") for note in (EQUAL_COST, *left_out(config)))
+    return Group(numbers, *notes, "", ends)
 
 
 HEAD = (

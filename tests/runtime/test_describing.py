@@ -218,6 +218,19 @@ def test_a_model_without_values_is_not_trained() -> None:
         look_at_model(RunConfig.parse(emulated))
 
 
+def judged_by_a_stream() -> Task:
+    return replace(task([nn.Linear(8, 4)]), eval_dataset=(item for item in ()))
+
+
+def test_what_a_run_would_not_evaluate_is_refused_where_its_model_is_looked_at() -> None:
+    text = CONFIG.replace("valueless", "judged_by_a_stream").replace(
+        "task_args: {width: 40000},", ""
+    )
+    config = RunConfig.parse(text, ["training.eval_every_steps=5"])
+    with pytest.raises(ConfigError, match=r"Task\.eval_dataset is a generator; give a map-style"):
+        look_at_model(config)
+
+
 @pytest.mark.parametrize("look", [describe_model, profile_model])
 def test_a_loss_without_a_weight_is_told_what_to_return(look: Any) -> None:
     asked = task([nn.Linear(8, 4)], loss=lambda output, batch: output.sum())

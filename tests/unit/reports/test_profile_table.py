@@ -28,6 +28,20 @@ def test_layers_that_are_alike_share_a_row_and_all_are_summed_up():
     assert "28.0 ms" in total  # 4 x (1 + 3 x 2)
 
 
+def test_layers_that_take_turns_share_as_many_rows_as_there_are_of_them():
+    profile = make_profile({"t4": [0.001, *(0.002, 0.003) * 3, 0.002, 0.004]}, microbatches=(1, 4))
+    parts = ("0.attention", "0.feed", "1.attention", "1.feed", "2.attention", "2.feed")
+    text = shown(replace(profile, layers=("embed", *parts, "3.attention", "head")))
+    rows = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
+    assert rows == [
+        "embed",
+        "0.attention ... 3.attention (4, every second)",
+        "0.feed ... 2.feed (3, every second)",
+        "head",
+        "all",
+    ]
+
+
 def test_every_kind_has_a_column_and_one_that_was_not_run_has_none():
     profile = make_profile({"t4": [0.001], "a100-40": [0.0005]})
     text = shown(profile)

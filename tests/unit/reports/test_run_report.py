@@ -1,6 +1,7 @@
 """The report of a run, from its files alone."""
 
 import json
+import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -266,3 +267,24 @@ def test_the_curve_of_evaluations_has_a_colour_of_its_own(run_dir: str) -> None:
     shown = run_page(replace(read_run(run_dir), evaluations=judged))
     assert '<i style="background:var(--c0)"></i>loss' in shown
     assert '<i style="background:var(--c2)"></i>evaluation' in shown
+
+
+def test_a_page_has_a_table_of_evaluations_in_which_the_best_one_stands_out(run_dir: str) -> None:
+    judged = (
+        Evaluation(10, 0, 8, 0.5, {"accuracy": 0.25}, best=True),
+        Evaluation(20, 0, 8, 0.4, {"accuracy": 0.75}, best=True),
+        Evaluation(30, 0, 8, 0.45, {"accuracy": None}, eval_s=2.0),
+    )
+    page = run_page(replace(read_run(run_dir), evaluations=judged))
+    head, *rows = (
+        page.partition("<h2>Evaluations</h2>")[2].partition("</table>")[0].split("<tr")[1:]
+    )
+    assert re.findall("<th.*?>(.*?)</th>", head) == ["step", "loss", "accuracy", "samples", "took"]
+    assert [re.findall("<td.*?>(.*?)</td>", row) for row in rows] == [
+        ["10", "0.500", "0.250", "8", "0 s"],
+        ["20, the best", "0.400", "0.750", "8", "0 s"],
+        ["30", "0.450", "-", "8", "2.00 s"],
+    ]
+    assert [" class=chosen>" in row for row in rows] == [False, True, False]
+    assert "loss of the best evaluation, step 20" in page
+    assert "<h2>Evaluations" not in run_page(read_run(run_dir))

@@ -199,3 +199,9 @@ def test_a_kind_without_units_for_bf16_is_named() -> None:
         notes = _what_if(*overrides, profile=profile).notes
         told = [note for note in notes if note.startswith("training.precision is bf16, which t4")]
         assert len(told) == count, precision
+
+
+def test_a_plan_says_that_evaluations_are_left_out() -> None:
+    (note,) = [n for n in _what_if("training.eval_every_steps=2").notes if "Evaluations" in n]
+    assert "left out of all figures: every 2 steps and at the end" in note
+    assert not any("Evaluations" in n for n in _what_if().notes)

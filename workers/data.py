@@ -13,6 +13,7 @@ from torch.utils.data import default_collate
 from workers.device import brought
 from workers.device import pinned as pinned_tensor
 from workers.failures import user_code
+from workers.randomness import INPUTS, sample_randomness
 from workers.seeding import Draws
 from workers.sequence import InOrder, in_order
 
@@ -41,7 +42,7 @@ class SampleSource:
         """
         self._sequence = order(dataset, seed)
         self._collate, self._seed = collate, seed
-        self._inputs = inputs or _first
+        self._inputs = inputs
         self._lock = threading.Lock()
         self._call: object = ""
 
@@ -101,9 +102,15 @@ class SampleSource:
         with self._lock:
             self._sequence.release(position)
 
-    def first_input(self, batch: Any) -> Any:
-        """What the first layer receives of a batch."""
-        return self._inputs(batch)
+    def first_input(self, batch: Any, positions: Sequence[int]) -> Any:
+        """What the first layer receives of the batch of these positions.
+
+        What ``Task.inputs`` draws at random is a function of the seed and each position.
+        """
+        if self._inputs is None:
+            return _first(batch)
+        with sample_randomness(self._seed, 0, positions, INPUTS, who="Task.inputs"):
+            return self._inputs(batch)
 
 
 class _Where:

@@ -84,8 +84,9 @@ class Passage:
         """What the first layer takes of a microbatch of ``size`` samples."""
         with user_code("the dataset, while profiling,"):
             batch = to_device(self._source.batch(range(size)), self.device)
-            self._batches[size] = border.mapped(batch, self._as_seen)
-            return self._source.first_input(self._batches[size])
+            value = self._source.first_input(batch, range(size))
+        self._batches[size] = border.mapped(batch, self._as_seen)
+        return border.mapped(value, self._as_seen)
 
     def walk(self, size: int) -> Iterator[tuple[int, Any, LayerFacts]]:
         """Each layer's number, what it takes, and what it is."""

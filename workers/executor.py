@@ -192,7 +192,7 @@ class Executor:
         else:
             assert self.feed, "the first stage has one"
             with user_code(f"step {step}: Task.inputs"):
-                value = self.feed.first_input(batch)
+                value = self.feed.first_input(batch, positions)
         output = self._stage.forward(k, step, positions, value)
         if self.feed:
             self.feed.resume()

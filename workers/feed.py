@@ -27,8 +27,8 @@ class Batches(Protocol):
     def release(self, position: int) -> None:
         """Samples before this position will hardly be asked for again."""
 
-    def first_input(self, batch: Any) -> Any:
-        """What the first layer receives of a batch."""
+    def first_input(self, batch: Any, positions: Sequence[int]) -> Any:
+        """What the first layer receives of the batch of these positions."""
 
 
 class Feed:
@@ -74,9 +74,9 @@ class Feed:
         """Which call of the user's code ``take`` waits for, in words; empty: none. Any thread."""
         return self._source.call if self._waits else ""
 
-    def first_input(self, batch: Any) -> Any:
-        """What the first layer receives of a batch."""
-        return self._source.first_input(batch)
+    def first_input(self, batch: Any, positions: Sequence[int]) -> Any:
+        """What the first layer receives of the batch of these positions."""
+        return self._source.first_input(batch, positions)
 
     def begin(self, step: int) -> None:
         """Start to load for ``step`` and what follows it, unless that is under way."""

@@ -1,4 +1,7 @@
-"""Random numbers inside layers, drawn per sample, so that no plan, split or retry changes them."""
+"""Random numbers drawn per sample, so that no plan, split or retry changes them.
+
+For the layers, the loss behind them, and what makes the first one's input.
+"""
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,12 +64,18 @@ _ATTENTION = (
 )  # fmt: skip
 
 
+INPUTS = -1
+"""In place of a layer's index: what makes the input of the first one."""
+
+
 class _PerSample:
     """Generators of the samples of one microbatch in one layer of one step."""
 
-    def __init__(self, seed: int, step: int, sample_indices: Sequence[int], layer: int) -> None:
+    def __init__(
+        self, seed: int, step: int, sample_indices: Sequence[int], layer: int, who: str
+    ) -> None:
         self._keys = [struct.pack("<4q", seed, step, index, layer) for index in sample_indices]
-        self._layer = layer
+        self._who = who
         self.num_draws = 0
         self._generator = torch.Generator()
 
@@ -79,7 +88,7 @@ class _PerSample:
         num_samples = len(self._keys)
         if like.dim() == 0 or like.shape[0] % num_samples:
             raise ValueError(
-                f"layer {self._layer} draws random numbers of shape {tuple(like.shape)} for "
+                f"{self._who} draws random numbers of shape {tuple(like.shape)} for "
                 f"{num_samples} samples; the first dimension must run over the samples, or what "
                 "is drawn would depend on the plan: put it first (batch_first=True), or set this "
                 "dropout to 0"
@@ -176,6 +185,7 @@ def sample_randomness(
     sample_indices: Sequence[int],
     layer: int,
     module: nn.Module | None = None,
+    who: str = "",
 ) -> Iterator[None]:
     """Draw what ``layer`` draws at random (dropout, noise) per sample while inside.
 
@@ -188,27 +198,29 @@ def sample_randomness(
         seed: Of the run.
         step: Of the run.
         sample_indices: Positions of the samples, in the order of the first dimension.
-        layer: Its index in the model.
+        layer: Its index in the model; behind the last one is the loss, before the first
+            ``INPUTS``.
         module: The layer itself; given, one that draws nothing costs nothing from its second
             run on.
+        who: What draws, for the message of an error; the layer by its index when empty.
 
     Raises:
         ValueError: If something was drawn that cannot be told apart by sample.
 
     Source: docs/model.md, section 8 (exact gradients).
     """
-    before = _global_states()
+    before, who = _global_states(), who or f"layer {layer}"
     if module is not None and module in _quiet[module.training]:
         yield
     else:
-        samples = _PerSample(seed, step, sample_indices, layer)
+        samples = _PerSample(seed, step, sample_indices, layer, who)
         with _Watch(samples):
             yield
         if module is not None and not samples.num_draws and not _may_change(module):
             _quiet[module.training].add(module)
     if not all(torch.equal(b, a) for b, a in zip(before, _global_states(), strict=False)):
         raise ValueError(
-            f"layer {layer} draws from torch's global generator in a way that depends on the plan; "
+            f"{who} draws from torch's global generator in a way that depends on the plan; "
             "use nn.Dropout, or in every step torch.nn.functional.dropout, torch.rand_like, "
             "torch.randn_like or Tensor.uniform_; if it is the dataset that draws meanwhile, in "
             "threads of its own, give these a torch.Generator"

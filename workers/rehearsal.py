@@ -111,14 +111,14 @@ class _Hall:
     def _batch(self, positions: Sequence[int]) -> Any:
         return self._source.batch(positions)
 
-    def _inputs(self, batch: Any) -> Any:
+    def _inputs(self, batch: Any, positions: Sequence[int]) -> Any:
         with user_code("Task.inputs"):
-            return self._source.first_input(batch)
+            return self._source.first_input(batch, positions)
 
     def first(self) -> dict[int, float]:
         """The loss of each sample before anything larger was run."""
         sizes = {
-            k: sum(t.numel() for t in border.tensors(self._inputs(self._batch([k]))))
+            k: sum(t.numel() for t in border.tensors(self._inputs(self._batch([k]), [k])))
             for k in range(NUM_SAMPLES)
         }
         order = sorted(sizes, key=lambda k: sizes[k])
@@ -129,7 +129,7 @@ class _Hall:
     def coarsest(self) -> _Heard:
         stage, positions = Stage(self._work), range(NUM_SAMPLES)
         batch = self._batch(positions)
-        value = self._inputs(batch)
+        value = self._inputs(batch, positions)
         output = stage.forward(0, 0, positions, value)
         whole = [t.detach().to("meta") if t.dim() else t.detach() for t in border.tensors(output)]
         stage.finish(0, 0, output, batch, 1)
@@ -150,7 +150,9 @@ class _Hall:
             )
             for i, layer in enumerate(self._model.layers)
         ]  # fmt: skip
-        values: list[Any] = [self._inputs(self._batch(positions)) for positions in microbatches]
+        values: list[Any] = [
+            self._inputs(self._batch(positions), positions) for positions in microbatches
+        ]
         heard = _Heard(crossed=[[] for _ in microbatches])
         for i, stage in enumerate(stages):
             for k, positions in enumerate(microbatches):

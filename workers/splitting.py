@@ -196,7 +196,7 @@ def _split_module(task: Task, *, check: bool) -> SplitModel:
 
     def inputs(num_samples: int) -> Any:
         with user_code("the dataset"):
-            value = source.first_input(source.batch(range(num_samples)))
+            value = source.first_input(source.batch(range(num_samples)), range(num_samples))
         return mapped(value, lambda tensor: tensor.to("meta")) if valueless else value
 
     with shapes_only() if valueless else unchanged([model], f"a {type(model).__name__}"):

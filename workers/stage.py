@@ -233,7 +233,7 @@ class Stage:
         kept = self._kept[microbatch]
         measured = self._measured(("loss", _shapes(output)), kept)
         behind = self.work.first_layer + len(self.work.layers)
-        randomness = sample_randomness(self.work.seed, step, kept.positions, behind)
+        randomness = sample_randomness(self.work.seed, step, kept.positions, behind, who="the loss")
         with user_code(f"step {step}: the loss"), self._autocast(), measured, randomness:
             returned = self.work.loss(output, batch)
             loss_sum, weight = two_sums(returned)

@@ -213,11 +213,14 @@ def noise() -> Task:
     return says(lambda own, x: own.line(x) + torch.rand_like(x) * torch.randn(len(x), 1))
 
 
-def noise_in_the_loss() -> Task:
-    def loss(output: Tensor, batch: Any) -> tuple[Tensor, int]:
-        return squares(output + 0.1 * torch.randn_like(output), batch)
+def noise_in_the_inputs_and_the_loss() -> Task:
+    def noisy(x: Tensor) -> Tensor:
+        return x + 0.1 * torch.randn_like(x)
 
-    return between(loss=loss)
+    def loss(output: Tensor, batch: Any) -> tuple[Tensor, int]:
+        return squares(noisy(output), batch)
+
+    return between(loss=loss, inputs=lambda batch: noisy(batch[0]))
 
 
 def without_gradient_inside() -> Task:
@@ -364,7 +367,8 @@ TRAINS = (
     a_block_used_twice, a_block_used_twice_inside, control_flow_by_sample, views_in_place,
     nothing_between, integers_between, only_integers_between, no_parameters, complex_numbers,
     mixed_widths, keywords, prints, forward_hooks, weight_norm, orthogonal, attention_modules,
-    recurrent_state, sparse_embedding, checkpointed, functional_dropout, noise, noise_in_the_loss,
+    recurrent_state, sparse_embedding, checkpointed, functional_dropout, noise,
+    noise_in_the_inputs_and_the_loss,
     without_gradient_inside, own_backward, keeps_its_activation, a_lambda_that_cannot_be_pickled,
     not_a_number_at_step_3, tied_over_three_layers, frozen_statistics, frozen_in_the_middle,
     a_number_beside_the_state, weighted_samples, gradients_of_its_input, a_table_that_grows,

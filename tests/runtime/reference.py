@@ -129,7 +129,7 @@ def _loss(
 ) -> tuple[Tensor, Any]:
     step, positions = place
     batch = source.batch(positions)
-    value = source.first_input(batch)
+    value = source.first_input(batch, positions)
     if isinstance(task.layers, nn.Module):  # the user's own forward, whole
         return task.loss(call_model(task.layers, value), batch)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(spec.options.precision)

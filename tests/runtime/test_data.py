@@ -82,10 +82,26 @@ def test_the_users_collate_is_used() -> None:
 
 def test_the_first_layer_gets_the_first_entry_of_a_tuple_or_list_else_all() -> None:
     source = SampleSource([1], None, 0)
-    assert source.first_input((1, 2)) == 1
-    assert source.first_input([3, 4]) == 3
-    assert source.first_input({"x": 1}) == {"x": 1}
-    assert SampleSource([1], None, 0, inputs=len).first_input((1, 2)) == 2
+    assert source.first_input((1, 2), [0]) == 1
+    assert source.first_input([3, 4], [0]) == 3
+    assert source.first_input({"x": 1}, [0]) == {"x": 1}
+    assert SampleSource([1], None, 0, inputs=len).first_input((1, 2), [0]) == 2
+
+
+def test_what_the_inputs_draw_is_a_function_of_the_position() -> None:
+    def source(inputs: Any, seed: int = 0) -> SampleSource:
+        return SampleSource([1], None, seed, inputs)
+
+    noise = source(torch.randn_like)
+    batch = torch.zeros(4, 3)
+    whole = noise.first_input(batch, [7, 8, 9, 10])
+    parts = noise.first_input(batch[:1], [7]), noise.first_input(batch[1:], [8, 9, 10])
+    assert torch.equal(torch.cat(parts), whole)
+    assert not torch.equal(
+        source(torch.randn_like, seed=1).first_input(batch, [7, 8, 9, 10]), whole
+    )
+    with pytest.raises(ValueError, match=r"Task\.inputs draws .* shape \(3,\) for 4 samples"):
+        source(lambda batch: batch + torch.rand(3)).first_input(batch, [7, 8, 9, 10])
 
 
 # What a dataset draws at random ---------------------------------------------------------------

@@ -1,13 +1,14 @@
-"""What differs between a processor and an accelerator: naming, memory, copies, time, errors.
+"""What differs between a processor and an accelerator: names, memory, copies, time, chance, errors.
 
 Everything that asks which of the two a worker drives is here, and the same calls are made for
 both: on a processor they copy nothing and measure with the machine's clock. A process drives one
 device.
 """
 
+import platform
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -86,6 +87,23 @@ def facts(device: torch.device) -> DeviceFacts:
 
 def _has_nccl() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_nccl_available()
+
+
+def product_name(device: torch.device) -> str:
+    """What its maker calls it, of a processor as far as the system tells."""
+    if device.type == CUDA:
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def driven_gpu() -> torch.device:
+    """The GPU that this process drives, since ``take``."""
+    return torch.device(CUDA, torch.cuda.current_device())
 
 
 # Memory ----------------------------------------------------------------------------------
@@ -295,3 +313,19 @@ def finish(device: torch.device) -> None:
     """Wait until all that was asked of the device is done."""
     if device.type == CUDA:
         torch.cuda.synchronize(device)
+
+
+# Chance ----------------------------------------------------------------------------------
+
+
+def generator_states() -> list[Tensor]:
+    """The states of torch's own generators of this process, equal while nothing is drawn."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+def generators_restored(device: torch.device) -> AbstractContextManager[None]:
+    """Whatever is drawn inside, torch's own generators are as before afterwards."""
+    return torch.random.fork_rng([device] if device.type == CUDA else [])

@@ -16,6 +16,7 @@ from orchestrator.core.schedule import EVALUATION
 from orchestrator.core.training import Task, TrainingOptions
 from orchestrator.errors import ConfigError
 from workers.data import SampleSource
+from workers.device import generators_restored
 from workers.executor import Executor, Patience, StepShare
 from workers.failures import user_code
 from workers.faults import NO_FAULTS
@@ -127,11 +128,10 @@ def at_rest(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None
     """
     modes = [(m, m.training) for module in modules for m in module.modules()]
     tops = [(module, module.training) for module in modules]
-    devices = [device] if device.type == "cuda" else []
     try:
         for module, _ in tops:
             module.eval()
-        with torch.no_grad(), torch.random.fork_rng(devices):
+        with torch.no_grad(), generators_restored(device):
             yield
     finally:
         for module, was_training in tops:

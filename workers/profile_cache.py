@@ -20,7 +20,7 @@ from orchestrator.core.model import ModelProfile, profile_from_json, profile_to_
 from orchestrator.core.training import Task, TrainingOptions
 from workers import border
 from workers.data import SampleSource
-from workers.device import PROCESSOR
+from workers.device import PROCESSOR, product_name
 from workers.failures import user_code
 from workers.profiler import profile_model
 from workers.splitting import SplitModel
@@ -56,7 +56,7 @@ def known_or_measured(
         fresh: Measure whatever is kept, and keep that.
         device: Where they are measured; its type is the kind in the profile.
     """
-    folder = None if wall and device.type == "cpu" else cache_folder()
+    folder = None if wall and device == PROCESSOR else cache_folder()
     path = None
     if folder is not None:
         path = str(folder / f"{fingerprint(model, task, options, device)}.json")
@@ -99,7 +99,7 @@ def fingerprint(
         batch = source.batch(range(options.microbatch))
     told = hashlib.sha256()
     for part in (
-        _VERSION, torch.__version__, platform.python_version(), device.type, _processor(device),
+        _VERSION, torch.__version__, platform.python_version(), device.type, product_name(device),
         torch.get_num_threads(), options.task, options.precision, options.microbatch,
         replace(options.optimizer, lr=1.0), model.names, model.ties,
         [_shape(t) for t in border.tensors(batch)], *_code(task.loss),
@@ -168,14 +168,3 @@ def _is_full(cell: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _processor(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

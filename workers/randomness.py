@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from workers.device import generator_states
 from workers.seeding import seed_from
 
 _aten = torch.ops.aten
@@ -171,13 +172,6 @@ def _may_change(module: nn.Module) -> bool:
     return any(isinstance(m, _CHANGEABLE) for m in module.modules())
 
 
-def _global_states() -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_initialized():
-        states.append(torch.cuda.get_rng_state())
-    return states
-
-
 @contextmanager
 def sample_randomness(
     seed: int,
@@ -209,7 +203,7 @@ def sample_randomness(
 
     Source: docs/model.md, section 8 (exact gradients).
     """
-    before, who = _global_states(), who or f"layer {layer}"
+    before, who = generator_states(), who or f"layer {layer}"
     if module is not None and module in _quiet[module.training]:
         yield
     else:
@@ -218,7 +212,7 @@ def sample_randomness(
             yield
         if module is not None and not samples.num_draws and not _may_change(module):
             _quiet[module.training].add(module)
-    if not all(torch.equal(b, a) for b, a in zip(before, _global_states(), strict=False)):
+    if not all(torch.equal(b, a) for b, a in zip(before, generator_states(), strict=False)):
         raise ValueError(
             f"{who} draws from torch's global generator in a way that depends on the plan; "
             "use nn.Dropout, or in every step torch.nn.functional.dropout, torch.rand_like, "

@@ -139,7 +139,7 @@ class _Generated(TorchDispatchMode):
         return func(*args, **options)
 
     def _generator(self, device: torch.device) -> torch.Generator:
-        if device.type == "cpu":
+        if device == self._cpu.device:
             return self._cpu
         if str(device) not in self._others:
             self._others[str(device)] = torch.Generator(device).manual_seed(self._seed)

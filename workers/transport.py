@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from workers.device import CUDA, PROCESSOR
+from workers.device import PROCESSOR, driven_gpu
 from workers.links import LinkTransport, PeerLostError, Ticket, TransportClosedError
 from workers.messages import Message
 from workers.tcp import tcp_transport
@@ -89,8 +89,7 @@ class TransportFactory(Protocol):
 
 
 def _with_nccl(rank: int, world_size: int, store: Store, *, timeout_s: float) -> LinkTransport:
-    here = torch.device(CUDA, torch.cuda.current_device())
-    return tcp_transport(rank, world_size, store, timeout_s=timeout_s, lanes_on=here)
+    return tcp_transport(rank, world_size, store, timeout_s=timeout_s, lanes_on=driven_gpu())
 
 
 TRANSPORTS: dict[str, TransportFactory] = {

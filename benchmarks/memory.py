@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
+from torch import nn
+
 from benchmarks import fleet
-from benchmarks.allocated import run_measured
+from benchmarks.allocated import WATCHED, run_measured
 from benchmarks.builders import make_cluster, make_device, make_problem
 from benchmarks.fleet import Fleet, make_plan, make_spec
 from benchmarks.result import Figure, Result, main
@@ -37,14 +39,33 @@ def predicted(plan: Plan, model: ModelProfile) -> dict[str, int]:
     return dict(estimate.peak_memory_bytes)
 
 
-def measure(workers: Fleet, plan: Plan, spec: WorkerSpec) -> dict[str, object]:
+def held_bytes(layers: Sequence[nn.Module], plan: Plan, device_id: str) -> int:
+    """Bytes of the parameters and buffers that a device of a plan holds, shared ones once."""
+    held = [
+        tensor.untyped_storage()
+        for group in plan.groups
+        for stage in group.stages
+        if device_id in stage.team.device_ids
+        for layer in layers[stage.first_layer : stage.end_layer]
+        for tensor in (*layer.parameters(), *layer.buffers())
+    ]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in held}.values())
+
+
+def measure(
+    workers: Fleet, layers: Sequence[nn.Module], plan: Plan, spec: WorkerSpec
+) -> dict[str, object]:
     """Both peaks of the device where the measured one is largest."""
     workers.start(spec)
     (model,) = workers.all("profile", False, True, ranks=[0])
     said = predicted(plan, model)
     workers.install(plan, first_step=0, end_step=NUM_STEPS, checkpoint=False)
     ranks = [DEVICES.index(device) for device in plan.device_ids]
-    peaks = dict(zip(plan.device_ids, workers.all("ask", run_measured, ranks=ranks), strict=True))
+    more_bytes = workers.all("ask", run_measured, ranks=ranks)
+    peaks = {
+        device: held_bytes(layers, plan, device) + more
+        for device, more in zip(plan.device_ids, more_bytes, strict=True)
+    }
     workers.news()
     device = max(peaks, key=lambda d: peaks[d])
     return {
@@ -100,16 +121,17 @@ def measure_all(
     rows = []
     with tempfile.TemporaryDirectory() as folder, Fleet(DEVICES) as workers:
         for task, (precision, optimizer) in product(tasks, settings):
-            num_layers = len(split(load_task(task, task_args, 0)).layers)
-            for name, plan in plans(num_layers).items():
+            layers = split(load_task(task, task_args, 0)).layers
+            for name, plan in plans(len(layers)).items():
                 if names and name not in names:
                     continue
                 spec = make_spec(
                     task, folder, optimizer=optimizer, precision=precision, microbatch=4,
                     global_batch=plan.num_samples, steps=NUM_STEPS, task_args=task_args,
+                    transport=WATCHED,
                 )  # fmt: skip
                 told = {"task": task, "precision": precision, "optimizer": optimizer["name"]}
-                rows.append({**told, "plan": name, **measure(workers, plan, spec)})
+                rows.append({**told, "plan": name, **measure(workers, layers, plan, spec)})
     return rows
 
 

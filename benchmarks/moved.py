@@ -8,7 +8,7 @@ from torch.distributed.distributed_c10d import Store
 
 from workers.links import LinkTransport
 from workers.moving import MOVE_TAGS
-from workers.tcp import tcp_transport
+from workers.tcp import tcp_channels
 from workers.transport import TRANSPORTS
 from workers.worker import Worker
 
@@ -28,9 +28,7 @@ class _Counted(LinkTransport):
 
 
 def _counted(rank: int, world_size: int, store: Store, *, timeout_s: float) -> LinkTransport:
-    transport = tcp_transport(rank, world_size, store, timeout_s=timeout_s)
-    transport.__class__ = _Counted
-    return transport
+    return _Counted(rank, tcp_channels(rank, world_size, store, timeout_s=timeout_s))
 
 
 TRANSPORTS[COUNTED] = _counted  # in every worker's process, which imports this module

@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from workers.addresses import address_towards
 from workers.lanes import GroupLane
 from workers.links import LinkTransport, PeerLostError, wait_for_keys
+from workers.messages import Channel
 
 _MAGIC = b"lyray/1\n"
 _HELLO = struct.Struct("<8si32s")  # magic, rank of the caller, proof that it knows the secret
@@ -148,19 +149,13 @@ def _connect(
     return connection
 
 
-def tcp_transport(
-    rank: int,
-    world_size: int,
-    store: Store,
-    *,
-    timeout_s: float,
-    lanes_on: torch.device | None = None,
-) -> LinkTransport:
-    """Return a Transport over one TCP connection a pair of ranks; the higher rank connects.
+def tcp_channels(
+    rank: int, world_size: int, store: Store, *, timeout_s: float
+) -> dict[int, Channel]:
+    """Return one TCP connection to every other rank; of two, the higher one connects.
 
     Addresses and the secret of this world travel through ``store``, which must be fresh.
-    Whoever does not prove to know the secret is dropped. Tensors on the device ``lanes_on`` do
-    not take the connection but a lane of torch.distributed beside it.
+    Whoever does not prove to know the secret is dropped.
 
     Raises:
         TimeoutError: If a rank does not come within ``timeout_s``.
@@ -193,7 +188,23 @@ def tcp_transport(
         finally:
             # Closing alone would leave the accepting thread blocked for ever.
             listener.shutdown(socket.SHUT_RDWR)
-    channels = {peer: _SocketChannel(c) for peer, c in connections.items()}
+    return {peer: _SocketChannel(c) for peer, c in connections.items()}
+
+
+def tcp_transport(
+    rank: int,
+    world_size: int,
+    store: Store,
+    *,
+    timeout_s: float,
+    lanes_on: torch.device | None = None,
+) -> LinkTransport:
+    """Return a Transport over ``tcp_channels``, which see for what it raises.
+
+    Tensors on the device ``lanes_on`` do not take the connection but a lane of torch.distributed
+    beside it.
+    """
+    channels = tcp_channels(rank, world_size, store, timeout_s=timeout_s)
     if lanes_on is None:
         return LinkTransport(rank, channels)
     ways = PrefixStore("lanes", store)

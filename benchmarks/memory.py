@@ -23,7 +23,6 @@ from orchestrator.core.plan import Plan
 from orchestrator.core.training import Precision
 from orchestrator.planning.cost import CostModel
 from workers.splitting import load_task, split
-from workers.worker import WorkerSpec
 
 NUM_STEPS = 10
 DEVICES = ("d-0", "d-1", "d-2")
@@ -53,11 +52,9 @@ def held_bytes(layers: Sequence[nn.Module], plan: Plan, device_id: str) -> int:
 
 
 def measure(
-    workers: Fleet, layers: Sequence[nn.Module], plan: Plan, spec: WorkerSpec
+    workers: Fleet, layers: Sequence[nn.Module], plan: Plan, model: ModelProfile
 ) -> dict[str, object]:
     """Both peaks of the device where the measured one is largest."""
-    workers.start(spec)
-    (model,) = workers.all("profile", False, True, ranks=[0])
     said = predicted(plan, model)
     workers.install(plan, first_step=0, end_step=NUM_STEPS, checkpoint=False)
     ranks = [DEVICES.index(device) for device in plan.device_ids]
@@ -121,7 +118,7 @@ def measure_all(
     rows = []
     with tempfile.TemporaryDirectory() as folder, Fleet(DEVICES) as workers:
         for task, (precision, optimizer) in product(tasks, settings):
-            layers = split(load_task(task, task_args, 0)).layers
+            layers, model = split(load_task(task, task_args, 0)).layers, None
             for name, plan in plans(len(layers)).items():
                 if names and name not in names:
                     continue
@@ -130,8 +127,11 @@ def measure_all(
                     global_batch=plan.num_samples, steps=NUM_STEPS, task_args=task_args,
                     transport=WATCHED,
                 )  # fmt: skip
+                workers.start(spec)
+                if model is None:
+                    (model,) = workers.all("profile", False, True, ranks=[0])
                 told = {"task": task, "precision": precision, "optimizer": optimizer["name"]}
-                rows.append({**told, "plan": name, **measure(workers, layers, plan, spec)})
+                rows.append({**told, "plan": name, **measure(workers, layers, plan, model)})
     return rows
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,6 @@ import pytest
 
 from orchestrator.config import RunConfig
 from orchestrator.core.evaluation import Evaluation
-from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
 from orchestrator.core.training import Task
 from orchestrator.errors import ConfigError, LostWorkerError, UserCodeError
 from orchestrator.runtime.driver import Trainer, exit_code, run_job
@@ -22,82 +21,17 @@ from orchestrator.runtime.session import ray_session
 from orchestrator.runtime.signals import StopSignals
 from tests.runtime.models import mlp
 from tests.runtime.processes import stays_alive
-from tests.runtime.reference import train_alone
-from workers.worker import WorkerSpec
+from tests.runtime.small_runs import (
+    TEXT,
+    Watcher,
+    check_books,
+    config,
+    losses_alone,
+    once_at,
+    read,
+)
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(120)]
-
-TEXT = """
-run: {{name: tiny, storage_path: {folder}}}
-training:
-  task: "{task}"
-  task_args: {{num_layers: 6, width: 8}}
-  global_batch: 8
-  microbatch: 2
-  steps: {steps}
-  optimizer: {{name: sgd, lr: 0.05}}
-  checkpoint_every_steps: 10
-cluster:
-  source: emulated
-  offers:
-    - {{pool: fast, kind: a100-40, count: 1, price_per_hour: 3.0}}
-    - {{pool: slow, kind: t4, count: 1, price_per_hour: 1.0, zone: z2}}
-  links:
-    - {{within: zone, latency_s: 0.0001, bandwidth_gbytes_per_s: 1}}
-    - {{between: [z1, z2], latency_s: 0.0001, bandwidth_gbytes_per_s: 1}}
-budget: {{average_per_hour_usd: 10, horizon_hours: 4}}
-control: {{slot_s: 1.5}}
-failure: {{timeout_s: 20}}
-metrics: {{port: 0}}
-emulation: {{billing_speedup: 60, events: [{events}]}}
-"""
-
-
-def config(
-    folder: Path, *, task: str = "tests.runtime.models:mlp", steps: int = 30, events: str = ""
-) -> RunConfig:
-    return RunConfig.parse(TEXT.format(folder=folder, task=task, steps=steps, events=events))
-
-
-class Watcher:
-    """A view that remembers everything and may act on a step."""
-
-    def __init__(self, on_step: Callable[[CommittedStep], None] | None = None) -> None:
-        self._on_step = on_step
-        self.slots: list[SlotRecord] = []
-        self.events: list[RunEvent] = []
-
-    def phase(self, text: str) -> None: ...
-
-    def step(self, step: CommittedStep) -> None:
-        if self._on_step is not None:
-            self._on_step(step)
-
-    def slot(self, record: SlotRecord) -> None:
-        self.slots.append(record)
-
-    def evaluation(self, evaluation: Evaluation) -> None: ...
-
-    def event(self, event: RunEvent) -> None:
-        self.events.append(event)
-
-    def close(self) -> None: ...
-
-
-def once_at(step: int, act: Callable[[], None]) -> Callable[[CommittedStep], None]:
-    done: list[int] = []
-
-    def look(seen: CommittedStep) -> None:
-        if seen.step >= step and not done:
-            done.append(seen.step)
-            act()
-
-    return look
-
-
-def read(run: RunConfig, name: str) -> list[dict[str, float]]:
-    text = (Path(run.run.run_url) / name).read_text("utf-8")
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def pid_of(run: RunConfig, device_id: str) -> int:
@@ -108,29 +42,6 @@ def pid_of(run: RunConfig, device_id: str) -> int:
 def head_pid_of(run: RunConfig) -> int:
     log = (Path(run.run.run_url) / "logs" / "head.log").read_text("utf-8")
     return int(re.findall(r"the head is process (\d+)", log)[-1])
-
-
-def losses_alone(run: RunConfig) -> list[float]:
-    """Of one process that trains the same task on whole batches."""
-    training = run.training
-    spec = WorkerSpec(
-        task=training.task,
-        task_args=training.task_args,
-        options=training,
-        seed=run.run.seed,
-        run_url=run.run.run_url,
-    )
-    return train_alone(spec, training.steps or 0)[1]
-
-
-def check_books(run: RunConfig, outcome: Outcome) -> None:
-    """Every step once, every dollar in the ledger."""
-    steps, ledger = read(run, "steps.jsonl"), read(run, "ledger.jsonl")
-    assert [row["step"] for row in steps] == list(range(len(steps)))
-    assert [row["first_sample"] for row in steps] == [8 * row["step"] for row in steps]
-    result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
-    assert (result["status"], result["steps"]) == (outcome.status, len(steps))
-    assert result["spent_usd"] == pytest.approx(sum(row["usd"] for row in ledger), abs=1e-9)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -179,17 +90,6 @@ def test_a_device_lost_while_strategies_are_compared_does_not_end_the_run(tmp_pa
     assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
         losses_alone(run), rel=1e-5
     )
-
-
-def test_devices_whose_first_block_costs_more_than_the_total_are_not_begun(tmp_path: Path) -> None:
-    text = TEXT.format(folder=tmp_path, task="tests.runtime.models:mlp", steps=30, events="")
-    text = text.replace("count: 1", "count: 1, billed: while_present, minimum_s: 3600")
-    run = RunConfig.parse(text, ["budget.total_usd=3.5"])  # an hour of both costs 4 $
-    outcome = run_job(run)
-    assert (outcome.status, exit_code(outcome)) == ("budget", 3)
-    assert "budget_cap_reached" in outcome.reason
-    result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
-    assert (result["spent_usd"], result["steps"]) == (0.0, 0)
 
 
 def test_a_stopped_run_resumes_with_the_losses_of_an_unbroken_one(tmp_path: Path) -> None:
@@ -265,19 +165,6 @@ def test_a_killed_worker_changes_neither_losses_nor_dollars(
     assert all(to == pytest.approx(after) for (_, to), (after, _) in pairwise(held))
 
 
-def test_a_lost_device_is_planned_without(tmp_path: Path) -> None:
-    run = config(tmp_path, steps=45, events="{at_step: 25, device: slow-0, lost: true}")
-    watcher = Watcher()
-    outcome = run_job(run, view=watcher)
-    assert outcome.status == "finished"
-    check_books(run, outcome)
-    assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
-        losses_alone(run), rel=1e-5
-    )
-    assert [e.device for e in watcher.events if e.kind == "lost"] == ["slow-0"]
-    assert watcher.slots[-2].plan.device_ids == ("fast-0",)
-
-
 def test_all_workers_killed_at_once_are_started_anew(tmp_path: Path) -> None:
     """kubeflow/trainer#2000, #1509: ranks time out at different times and never meet again.
 
@@ -321,28 +208,6 @@ def test_a_stop_while_nobody_is_left_ends_a_run_that_can_be_resumed(tmp_path: Pa
     assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
         losses_alone(run), rel=1e-5
     )
-
-
-def test_a_device_under_notice_is_left_before_it_goes_and_one_that_joins_is_used(
-    tmp_path: Path,
-) -> None:
-    """ray-project/ray#63968: up to a checkpoint interval is lost although there was notice."""
-    events = "{at_step: 20, device: slow-0, notice_s: 6}, {at_step: 40, pool: fast, joined: 1}"
-    run = config(tmp_path, steps=120, events=events)
-    watcher = Watcher()
-    outcome = run_job(run, view=watcher)
-    assert outcome.status == "finished"
-    check_books(run, outcome)
-    assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
-        losses_alone(run), rel=1e-5
-    )
-    kinds = [(e.kind, e.device) for e in watcher.events if e.kind in ("notice", "lost", "joined")]
-    assert sorted(kinds) == [("joined", "fast-1"), ("lost", "slow-0"), ("notice", "slow-0")]
-    assert kinds.index(("notice", "slow-0")) < kinds.index(("lost", "slow-0"))
-    assert not any(e.kind == "recovered" for e in watcher.events)  # nothing had to be made up for
-    assert set(watcher.slots[-2].plan.device_ids) == {"fast-0", "fast-1"}
-    result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
-    assert result["recoveries"] == 0
 
 
 def test_a_killed_head_is_replaced_and_the_ledger_has_no_gap(tmp_path: Path) -> None:
@@ -428,18 +293,18 @@ def test_an_error_of_the_users_comes_with_the_users_traceback(tmp_path: Path) ->
 
 def test_a_script_trains_a_function_of_its_own_and_hears_of_every_step(tmp_path: Path) -> None:
     steps: list[int] = []
-    slots: list[SlotRecord] = []
+    samples: list[int] = []
     trainer = Trainer(
         mlp,
         config(tmp_path, task="nowhere:task", steps=8),
         on_step=lambda step: steps.append(step.step),
-        on_slot=slots.append,
+        on_slot=lambda record: samples.append(record.samples),
     )
     result = trainer.fit()
     assert result.error is None
     assert result.metrics["status"] == "finished"
     assert steps == list(range(8))
-    assert slots[-1].samples == 64
+    assert samples[-1] == 64
     assert result.checkpoint == f"{result.path}/checkpoints/step-000008"
 
 
@@ -458,22 +323,6 @@ def test_a_broken_profile_ends_the_run_naming_the_file(tmp_path: Path) -> None:
     broken.write_text("{")
     with pytest.raises(ConfigError, match=r"cluster\.profile .*model\.json' is no JSON: line 1"):
         run_job(run)
-
-
-def test_a_device_that_slows_down_is_named_and_planned_around(tmp_path: Path) -> None:
-    run = config(tmp_path, steps=50, events="{at_step: 25, device: fast-0, speed_ratio: 0.2}")
-    view = Watcher()
-    outcome = run_job(run, view=view)
-    assert outcome.status == "finished"
-    named = [r.slot for r in view.slots if "fast-0" in r.stragglers]
-    changed = [r.slot for r in view.slots if r.slot > 0 and r.decision in ("switch", "reassign")]
-    assert named
-    assert changed
-    assert changed[0] <= named[0] + 1  # running within two slots of the first that shows it
-    check_books(run, outcome)
-    assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
-        losses_alone(run), rel=1e-5
-    )
 
 
 def test_a_script_hears_of_evaluations_and_a_callback_that_raises_is_told_once(

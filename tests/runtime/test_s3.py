@@ -15,7 +15,7 @@ from orchestrator.config import RunConfig
 from orchestrator.control.persistence import CheckpointStore, RunStore
 from tests.runtime.reference import train_alone
 from tests.runtime.s3 import BUCKET, Fault, Server, s3_server
-from tests.runtime.test_ray_run import TEXT
+from tests.runtime.small_runs import TEXT
 from workers.worker import WorkerSpec
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(180)]

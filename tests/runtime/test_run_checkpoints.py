@@ -1,22 +1,20 @@
 """Checkpoints of whole runs: some cannot be written, some are damaged, and the run says so."""
 
 import json
-import os
 import shutil
-import signal
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from benchmarks.forked_run import run_forked
+from orchestrator.callbacks import Callbacks, only
 from orchestrator.config import RunConfig
 from orchestrator.control.persistence import CheckpointStore
 from orchestrator.errors import ConfigError, OrchestratorError
-from orchestrator.runtime.driver import run_job
-from tests.runtime.test_ray_run import (
+from tests.runtime.small_runs import (
     TEXT,
     Watcher,
-    _cluster,
     check_books,
     config,
     losses_alone,
@@ -25,8 +23,6 @@ from tests.runtime.test_ray_run import (
 )
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(240)]
-
-__all__ = ["_cluster"]  # for the whole module
 
 
 def bar(run: RunConfig, step: int) -> None:
@@ -53,8 +49,12 @@ def test_a_checkpoint_that_cannot_be_written_or_read_costs_steps_but_not_the_run
     """Lightning-AI/pytorch-lightning#19970, ray-project/ray#47939: the one before serves."""
     run = config(tmp_path, steps=60)
     bar(run, 20)
-    stop = once_at(32, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    stopped = run_job(run, view=Watcher(stop))
+
+    def stop() -> None:
+        raise InterruptedError
+
+    view = Callbacks([only("on_step", once_at(32, stop))], Watcher())
+    stopped = run_forked(run, view=view)
     assert stopped.status == "stopped"
     check_books(run, stopped)
     (warning,) = warnings(run)
@@ -69,11 +69,11 @@ def test_a_checkpoint_that_cannot_be_written_or_read_costs_steps_but_not_the_run
     harmed = damage(run, older)
     refused = r"layer-001\.safetensors is damaged: .*; no older checkpoint is left: put a copy back"
     with pytest.raises(ConfigError, match=refused):
-        run_job(run)
+        run_forked(run)
     assert CheckpointStore(run.run.run_url).steps() == (older,)  # nothing was thrown away
     shutil.copy(intact, harmed)
 
-    finished = run_job(run)
+    finished = run_forked(run)
     assert finished.status == "finished"
     check_books(run, finished)
     assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
@@ -105,7 +105,7 @@ def test_checkpoints_that_fail_in_a_row_end_the_run_naming_the_place(tmp_path: P
     bar(run, 10)
     bar(run, 20)
     with pytest.raises(OrchestratorError, match=r"step 20 could .*checkpoints/step-000020") as e:
-        run_job(run)
+        run_forked(run)
     assert (e.value.status, e.value.exit_code) == ("failed", 1)
     steps, ledger = read(run, "steps.jsonl"), read(run, "ledger.jsonl")
     assert 20 <= len(steps) < 200

@@ -111,16 +111,14 @@ class Belongings:
         }
         kept = set(model.state_dict(keep_vars=True))
         self._tensors = [  # under each of its names: all of them are in the state_dict
-            (name, tensor, name in kept)
-            for name, tensor in (
-                *model.named_parameters(remove_duplicate=False),
-                *model.named_buffers(remove_duplicate=False),
-            )
+            (name, tensor, name in kept) for name, tensor in _named(model)
         ]
         self._held: set[int] = set()
+        self._units: list[Unit] = []
 
     def hand(self, unit: Unit, uses: Uses) -> None:
         """Let the unit hold what it used: whole modules, and tensors that are in none of them."""
+        self._units.append(unit)
         chosen: list[nn.Module] = []
         for module in uses.modules:
             inside = any(module is inner for whole in chosen for inner in whole.modules())
@@ -134,9 +132,21 @@ class Belongings:
     def hand_rest(self, unit: Unit) -> None:
         """Let the unit hold what nobody used: it is part of the model's state all the same."""
         self._hold(unit, {id(tensor) for _, tensor, _ in self._tensors} - self._held)
+        units = dict.fromkeys((*self._units, unit))
+        known = {name for each in units for name, _ in _named(each)}
+        for name, tensor, is_kept in self._tensors:
+            if name not in known:  # another name of what a unit holds, in a module that none ran
+                holder = next(u for u in units if any(own is tensor for _, own in _named(u)))
+                holder.hold(name, tensor, persistent=is_kept)
 
     def _hold(self, unit: Unit, ids: set[int]) -> None:
         for name, tensor, is_kept in self._tensors:
             if id(tensor) in ids:
                 self._held.add(id(tensor))
                 unit.hold(name, tensor, persistent=is_kept)
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers under each of their names."""
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)

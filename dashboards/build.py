@@ -1,112 +1,269 @@
 """Writes the Grafana dashboards: ``python dashboards/build.py`` (``make dashboards``).
 
-Every panel is one row of ``OVERVIEW``; predicted and measured stand in one panel. The JSON is
+Every panel is one row of a table; predicted and measured stand in one panel. The JSON is
 committed; a test builds it again and compares, and looks every metric up in METRICS.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from grafana_foundation_sdk.builders import dashboard, prometheus, timeseries
+from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.common import StackingMode
 from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
 FOLDER = Path(__file__).parent
 RUN = '{run="$run"}'
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+WIDTH = 24  # columns of Grafana's grid
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One time series panel: queries by legend, unit in Grafana's naming."""
+    """A time series, or the newest numbers: queries by legend, unit in Grafana's naming."""
 
     title: str
     unit: str
     queries: dict[str, str]
     text: str = ""
+    newest: bool = False
+    stacked: bool = False
 
 
-OVERVIEW = (
-    Panel(
-        "Step time",
-        "s",
-        {
-            "measured": f"lyray_measured_step_seconds{RUN}",
-            "predicted": f"lyray_predicted_step_seconds{RUN}",
-        },
-        "Median step of each slot against what the planner predicted for it.",
-    ),
-    Panel(
-        "Throughput",
-        "none",
-        {
-            "samples/s": f"lyray_samples_per_second{RUN}",
-            "predicted": f"lyray_predicted_samples_per_second{RUN}",
-        },
-    ),
-    Panel(
-        "Loss",
-        "none",
-        {"loss": f"lyray_loss{RUN}", "evaluation: {{metric}}": f"lyray_evaluation{RUN}"},
-        "Of the newest step, and what the newest evaluation found.",
-    ),
-    Panel(
-        "Cost per hour",
-        "currencyUSD",
-        {
-            "cost": f"lyray_cost_usd_per_hour{RUN}",
-            "predicted": f"lyray_predicted_cost_usd_per_hour{RUN}",
-            "budget": f"lyray_budget_usd_per_hour{RUN}",
-        },
-        "The budget is a long-term average: the cost may stand above it for a while.",
-    ),
-    Panel(
-        "Spent",
-        "currencyUSD",
-        {"spent": f"lyray_spent_usd{RUN}", "backlog": f"lyray_backlog_usd{RUN}"},
-    ),
-    Panel(
-        "Price of money",
-        "none",
-        {"samples per $": f"lyray_price_of_money_samples_per_usd{RUN}"},
-        "What one more dollar is worth to the planner now.",
-    ),
-    Panel(
-        "Device slowdown",
-        "none",
-        {"{{device}}": f"lyray_device_slowdown_ratio{RUN}"},
-        "Measured compute time over the device's own prediction; 1 is healthy.",
-    ),
-    Panel(
-        "What one more adds",
-        "none",
-        {"{{of}} {{where}}": f"lyray_marginal_value_samples_per_second{RUN}"},
-        "Samples/s of one more device of a pool, $/h of budget or of a limit, microbatch.",
-    ),
-    Panel(
-        "One more device pays below",
-        "currencyUSD",
-        {"{{pool}}": f"lyray_break_even_usd_per_hour{RUN}"},
-        "Rent one more of a pool while its price per hour is below; no curve: at any price.",
-    ),
-    Panel("Devices", "none", {"{{pool}} {{state}}": f"lyray_devices{RUN}"}),
-    Panel("Bubbles", "percentunit", {"group {{group}}": f"lyray_bubble_ratio{RUN}"}),
-    Panel(
-        "Re-plans",
-        "none",
-        {"{{decision}}": f"sum by (decision) (increase(lyray_decisions_total{RUN}[5m]))"},
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A dashboard: its file, title and panels in reading order."""
+
+    name: str
+    title: str
+    panels: tuple[Panel, ...]
+
+
+OVERVIEW = Page(
+    "overview",
+    "lyray overview",
+    (
+        Panel(
+            "Now",
+            "none",
+            {
+                "steps": f"lyray_steps_total{RUN}",
+                "samples/s": f"lyray_samples_per_second{RUN}",
+                "groups": f"lyray_groups{RUN}",
+                "plans so far": f"lyray_generation{RUN}",
+            },
+            newest=True,
+        ),
+        Panel(
+            "Budget spent",
+            "percentunit",
+            {"spent": f"lyray_budget_spent_ratio{RUN}"},
+            "Of the hard cap, else of what the average allows over its horizon.",
+            newest=True,
+        ),
+        Panel(
+            "Step time",
+            "s",
+            {
+                "measured": f"lyray_measured_step_seconds{RUN}",
+                "predicted": f"lyray_predicted_step_seconds{RUN}",
+            },
+            "Median step of each slot against what the planner predicted for it.",
+        ),
+        Panel(
+            "Throughput",
+            "none",
+            {
+                "samples/s": f"lyray_samples_per_second{RUN}",
+                "predicted": f"lyray_predicted_samples_per_second{RUN}",
+            },
+        ),
+        Panel(
+            "Loss",
+            "none",
+            {"loss": f"lyray_loss{RUN}", "evaluation: {{metric}}": f"lyray_evaluation{RUN}"},
+            "Of the newest step, and what the newest evaluation found.",
+        ),
+        Panel(
+            "Cost per hour",
+            "currencyUSD",
+            {
+                "cost": f"lyray_cost_usd_per_hour{RUN}",
+                "predicted": f"lyray_predicted_cost_usd_per_hour{RUN}",
+                "budget": f"lyray_budget_usd_per_hour{RUN}",
+            },
+            "The budget is a long-term average: the cost may stand above it for a while.",
+        ),
+        Panel(
+            "Spent",
+            "currencyUSD",
+            {"spent": f"lyray_spent_usd{RUN}", "backlog": f"lyray_backlog_usd{RUN}"},
+        ),
+        Panel(
+            "The plan",
+            "none",
+            {
+                "stages of group {{group}}": f"lyray_stages{RUN}",
+                "microbatches of group {{group}}": f"lyray_num_microbatches{RUN}",
+            },
+        ),
+        Panel(
+            "Prediction error",
+            "percentunit",
+            {"measured over predicted": f"lyray_prediction_error_ratio{RUN}"},
+            "Of the step time, less one.",
+        ),
+        Panel(
+            "Where a step goes",
+            "s",
+            {"group {{group}}: {{phase}}": f"lyray_step_phase_seconds{RUN}"},
+            "Mean of a step, of each group's busiest device.",
+        ),
     ),
 )
 
+DEVICES = Page(
+    "devices",
+    "lyray devices",
+    (
+        Panel(
+            "Devices",
+            "none",
+            {"{{pool}} {{state}}": f"sum by (pool, state) (lyray_devices{RUN})"},
+            stacked=True,
+        ),
+        Panel(
+            "Slow-down",
+            "none",
+            {"{{device}}": f"lyray_device_slowdown_ratio{RUN}"},
+            "Measured compute time over the device's own prediction; 1 is healthy.",
+        ),
+        Panel(
+            "Bubbles",
+            "percentunit",
+            {"group {{group}}": f"lyray_bubble_ratio{RUN}"},
+            "Share of device time in steps without compute.",
+        ),
+        Panel(
+            "Stragglers",
+            "none",
+            {"{{device}}": f"lyray_device_straggler{RUN}"},
+            "1 while a device is named one.",
+        ),
+        Panel(
+            "Memory",
+            "bytes",
+            {
+                "{{device}}": f"lyray_peak_memory_bytes{RUN}",
+                "{{device}} predicted": f"lyray_predicted_peak_memory_bytes{RUN}",
+            },
+            "Most in use in a slot, against what the plan reckons with.",
+        ),
+        Panel(
+            "Workers", "none", {"{{device}}": f"lyray_worker_up{RUN}"}, "0 in the slot of a loss."
+        ),
+        Panel(
+            "Waiting for neighbours and data",
+            "s",
+            {
+                "group {{group}}: {{phase}}": 'lyray_step_phase_seconds{run="$run",'
+                'phase=~"send|receive|reduce|data"}'
+            },
+        ),
+        Panel(
+            "Samples by status",
+            "none",
+            {"{{status}}": f"lyray_lease_samples{RUN}"},
+            "Committed ones, and those still to come.",
+        ),
+    ),
+)
 
-def overview() -> dashboard.Dashboard:
-    """The overview of one run, chosen by the variable ``run``."""
+MONEY = Page(
+    "money",
+    "lyray money",
+    (
+        Panel(
+            "Bill",
+            "currencyUSD",
+            {"{{pool}}": f"sum by (pool) (lyray_cost_usd_total{RUN})"},
+            "Billed for devices so far.",
+            stacked=True,
+        ),
+        Panel(
+            "Above the average",
+            "currencyUSD",
+            {
+                "backlog": f"lyray_backlog_usd{RUN}",
+                "bound": f"lyray_overspend_bound_usd{RUN}",
+            },
+            "What is owed to the average, and the most that may be.",
+        ),
+        Panel(
+            "Price of money",
+            "none",
+            {"samples per $": f"lyray_price_of_money_samples_per_usd{RUN}"},
+            "What one more dollar is worth to the planner now.",
+        ),
+        Panel("V", "none", {"V": f"lyray_penalty_weight{RUN}"}, "In squared dollars per sample."),
+        Panel(
+            "What one more adds",
+            "none",
+            {"{{of}} {{where}}": f"lyray_marginal_value_samples_per_second{RUN}"},
+            "Samples/s of one more device of a pool, $/h of budget or of a limit, microbatch.",
+        ),
+        Panel(
+            "One more device pays below",
+            "currencyUSD",
+            {"{{pool}}": f"lyray_break_even_usd_per_hour{RUN}"},
+            "Rent one more of a pool while its price per hour is below; no curve: at any price.",
+        ),
+        Panel(
+            "Decisions",
+            "none",
+            {"{{decision}}": f"sum by (decision) (increase(lyray_decisions_total{RUN}[5m]))"},
+            "In five minutes.",
+            stacked=True,
+        ),
+        Panel(
+            "Planning",
+            "s",
+            {
+                "search, assignment, decision": "rate(lyray_planning_duration_seconds_sum"
+                f"{RUN}[5m]) / rate(lyray_planning_duration_seconds_count{RUN}[5m])"
+            },
+            "Mean of a slot.",
+        ),
+        Panel(
+            "Age of prices",
+            "s",
+            {"{{pool}}": f"lyray_price_age_seconds{RUN}"},
+        ),
+    ),
+)
+
+PAGES = (OVERVIEW, DEVICES, MONEY)
+
+REPLANS = (
+    dashboard.AnnotationQuery()
+    .name("re-plans")
+    .datasource(DATASOURCE)
+    .enable(True)
+    .icon_color("orange")
+    .expr(f"sum by (decision, reason) (increase(lyray_replans_total{RUN}[$__rate_interval])) > 0")
+)
+"""Changes of plan, with their reasons, in every panel."""
+
+
+def build(page: Page) -> dashboard.Dashboard:
+    """The dashboard of one run, chosen by the variable ``run``."""
     made = (
-        dashboard.Dashboard("lyray overview")
-        .uid("lyray-overview")
+        dashboard.Dashboard(page.title)
+        .uid(f"lyray-{page.name}")
         .tags(["lyray"])
         .refresh("10s")
         .time("now-30m", "now")
+        .annotation(REPLANS)
         .with_variable(dashboard.DatasourceVariable("datasource").type("prometheus"))
         .with_variable(
             dashboard.QueryVariable("run")
@@ -115,21 +272,26 @@ def overview() -> dashboard.Dashboard:
             .refresh(2)
         )
     )
-    for panel in OVERVIEW:
-        view = (
-            timeseries.Panel()
-            .title(panel.title)
-            .description(panel.text)
-            .unit(panel.unit)
-            .datasource(DATASOURCE)
-            .span(12)
-            .height(8)
-        )
-        for letter, (legend, expression) in zip("ABCD", panel.queries.items(), strict=False):
-            query = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(letter)
-            view = view.with_target(query)
-        made = made.with_panel(view)
+    for panel in page.panels:
+        made = made.with_panel(_view(panel))
     return made
+
+
+def _view(panel: Panel) -> stat.Panel | timeseries.Panel:
+    view = stat.Panel().height(4) if panel.newest else timeseries.Panel().height(8)
+    view = (
+        view.title(panel.title)
+        .description(panel.text)
+        .unit(panel.unit)
+        .datasource(DATASOURCE)
+        .span(WIDTH // 2)
+    )
+    if panel.stacked and isinstance(view, timeseries.Panel):
+        view = view.stacking(common.StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(40)
+    for letter, (legend, expression) in zip("ABCD", panel.queries.items(), strict=False):
+        query = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(letter)
+        view = view.with_target(query)
+    return view
 
 
 def as_json(built: dashboard.Dashboard) -> str:
@@ -138,4 +300,5 @@ def as_json(built: dashboard.Dashboard) -> str:
 
 
 if __name__ == "__main__":
-    (FOLDER / "overview.json").write_text(as_json(overview()), "utf-8")
+    for page in PAGES:
+        (FOLDER / f"{page.name}.json").write_text(as_json(build(page)), "utf-8")

@@ -239,8 +239,9 @@ class Exporter:
         self._set_all("device_straggler", {(v.device_id,): float(v.straggler) for v in present})
         up: Series = {(v.device_id,): float(v.state != "lost") for v in record.devices}
         self._set_all("worker_up", up)
-        peaks: Series = {(d,): float(size) for d, size in record.measured.peak_memory_bytes}
-        self._set_all("peak_memory_bytes", peaks)
+        for name, rates in (("", record.measured), ("predicted_", record.predicted)):
+            peaks: Series = {(d,): float(size) for d, size in rates.peak_memory_bytes}
+            self._set_all(f"{name}peak_memory_bytes", peaks)
 
     def _show_plan(self, record: SlotRecord) -> None:
         plan = record.next_plan

@@ -60,6 +60,9 @@ METRICS: Mapping[str, Metric] = {
     ),
     "bubble_ratio": Metric("gauge", "Share of device time in steps without compute.", ("group",)),
     "peak_memory_bytes": Metric("gauge", "Largest memory in use in the slot.", ("device",)),
+    "predicted_peak_memory_bytes": Metric(
+        "gauge", "Largest memory the planner reckons with.", ("device",)
+    ),
     "samples_per_second": Metric("gauge", "Samples over the slot's real length."),
     "predicted_step_seconds": Metric("gauge", "Step time the planner predicted for the slot."),
     "measured_step_seconds": Metric("gauge", "Median step time of the slot."),

@@ -9,6 +9,7 @@ import pytest
 from orchestrator.telemetry.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "dashboards").glob("*.json"))
 
 
 @pytest.fixture(scope="module")
@@ -22,22 +23,35 @@ def build() -> ModuleType:
     return module
 
 
-def test_committed_dashboard_is_what_the_source_builds(build: ModuleType) -> None:
-    committed = (ROOT / "dashboards" / "overview.json").read_text("utf-8")
-    assert committed == build.as_json(build.overview()), "run `make dashboards`"
+def test_committed_dashboards_are_what_the_source_builds(build: ModuleType) -> None:
+    assert {page.name for page in build.PAGES} == {path.stem for path in FILES}
+    for page in build.PAGES:
+        committed = (ROOT / "dashboards" / f"{page.name}.json").read_text("utf-8")
+        assert committed == build.as_json(build.build(page)), "run `make dashboards`"
 
 
-def test_every_query_names_an_exported_metric_and_its_labels(build: ModuleType) -> None:
+def test_every_query_names_exported_metrics_and_their_labels(build: ModuleType) -> None:
     """ray-project/kuberay#1493: panels that ask for what nobody exports stay empty."""
-    for panel in build.OVERVIEW:
-        for legend, expression in panel.queries.items():
-            (name,) = re.findall(r"lyray_(\w+)", expression)
-            metric = METRICS[name]
-            labels = set(re.findall(r"\{\{(\w+)\}\}", legend))
-            assert labels <= {*metric.labels, "run"}, (panel.title, legend)
+    for page in build.PAGES:
+        for panel in page.panels:
+            assert len(panel.queries) <= 4, "letters A to D"
+            for legend, expression in panel.queries.items():
+                names = re.findall(r"lyray_(\w+?)(?:_sum|_count)?\{", expression)
+                assert names
+                known = {label for name in names for label in METRICS[name].labels}
+                labels = set(re.findall(r"\{\{(\w+)\}\}", legend))
+                assert labels <= {*known, "run"}, (panel.title, legend)
 
 
-def test_datasource_is_a_variable(build: ModuleType) -> None:
+def test_every_query_asks_for_the_chosen_run(build: ModuleType) -> None:
+    for page in build.PAGES:
+        for panel in page.panels:
+            for expression in panel.queries.values():
+                assert expression.count('run="$run"') == expression.count("lyray_")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_datasource_is_a_variable(path: Path) -> None:
     """sgl-project/sglang#2677: a data source id written in the JSON leaves panels empty."""
-    text = (ROOT / "dashboards" / "overview.json").read_text("utf-8")
-    assert set(re.findall(r'"uid": "(.*?)"', text)) == {"${datasource}", "lyray-overview"}
+    text = path.read_text("utf-8")
+    assert set(re.findall(r'"uid": "(.*?)"', text)) == {"${datasource}", f"lyray-{path.stem}"}

@@ -35,7 +35,7 @@ MIXES = {
 
 def _problem(model: str, mix: Mix, *, overlap: bool) -> PlanningProblem:
     training = TrainingOptions(
-        task="",
+        task="module:task",  # nobody loads it
         global_batch=GLOBAL_BATCH[model],
         microbatch=reference_data.largest_microbatch(model, mix),
         steps=1,

@@ -180,6 +180,12 @@ class ForkedActors:
         """End an actor's process."""
         actor._process.kill()
 
+    def end(self) -> None:
+        """End all that are left: the head is gone, and owned them."""
+        for actor in self._started:
+            actor._process.kill()
+            actor._process.join()
+
     def get_runtime_context(self) -> _Context:
         """Where this process runs."""
         return _Context()

@@ -32,7 +32,8 @@ def run_forked(
     done = open_folder(config, resume)
     if done is not None:
         return done
-    head = Head(config, str(Path.cwd()), actors=actors or ForkedActors())
+    owned = actors or ForkedActors()
+    head = Head(config, str(Path.cwd()), actors=owned)
     if isinstance(view, Callbacks):
         view.end_with(head.finish, head.stop)
     cursor = NO_CURSOR
@@ -45,4 +46,6 @@ def run_forked(
             tell(head.status(cursor), view)
             return running.result()
     finally:
+        if actors is None:  # else whoever gave them may ask which are left
+            owned.end()
         gc.unfreeze()  # the head froze what it found: here it found a whole test suite

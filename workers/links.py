@@ -140,7 +140,8 @@ class _Sender:
         self._peer, self._channel, self._mailbox, self._lane = peer, channel, mailbox, lane
         self._changed = threading.Condition()
         self._heap: list[_Outgoing] = []
-        self._num_put = self._num_open = self._num_dropped = 0
+        self._num_put = self._num_open = self._num_dropped = 0  # open: queued, or being written
+        self._dropped_s: float | None = None
         self._thread: threading.Thread | None = None
         self._ended = False
 
@@ -173,11 +174,16 @@ class _Sender:
             except (OSError, RuntimeError, ValueError) as error:  # ValueError: a closed socket
                 self._mailbox.lose(self._peer, str(error))
                 self.abandon()
+                self._count_written(dropped=True)
                 return
-            with self._changed:
-                self._num_open = max(0, self._num_open - 1)  # 0: dropped while it was written
-                self._changed.notify_all()
+            self._count_written(dropped=False)
             del outgoing  # frees the tensors before the next wait
+
+    def _count_written(self, *, dropped: bool) -> None:
+        with self._changed:
+            self._num_open -= 1
+            self._num_dropped += dropped
+            self._changed.notify_all()
 
     def _write(self, outgoing: _Outgoing) -> None:
         buffers, given = outgoing.encode()
@@ -193,16 +199,22 @@ class _Sender:
             self._ended = True
 
     def _drop(self) -> None:
-        self._num_dropped += self._num_open
-        self._num_open = 0
+        # What is being written may have come: the peer that left may have left after it.
+        self._num_dropped += len(self._heap)
+        self._num_open -= len(self._heap)
         self._heap.clear()
+        self._dropped_s = time.monotonic()
         self._changed.notify_all()
 
     def flush(self, deadline_s: float, timeout_s: float) -> None:
         with self._changed:
             while self._num_open:
-                left_s = deadline_s - time.monotonic()
+                end_s = deadline_s
+                if self._dropped_s is not None:
+                    end_s = min(end_s, self._dropped_s + _CLOSE_GRACE_S)
+                left_s = end_s - time.monotonic()
                 if left_s <= 0:
+                    self._mailbox.check(self._peer)
                     raise TimeoutError(
                         f"{self._num_open} messages to rank {self._peer} were not sent "
                         f"within {timeout_s} s"

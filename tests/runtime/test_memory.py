@@ -6,7 +6,7 @@ from benchmarks.fleet import preload
 from benchmarks.memory import ADAMW, MODELS, SGD, measure_all
 from orchestrator.core.training import Precision
 
-preload("benchmarks.hub_models")
+preload("benchmarks.hub_models", "benchmarks.allocated")
 
 GPT2 = "benchmarks.hub_models:hub"
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -434,14 +435,14 @@ class _SlowBackward(torch.autograd.Function):
 
 
 class Sleepy(Block):
-    """A residual layer that takes its time in one phase, in one process."""
+    """A residual layer that takes its time in one phase, in one process, once a file is there."""
 
-    def __init__(self, width: int, phase: str, pid: int, delay_s: float) -> None:
+    def __init__(self, width: int, phase: str, pid: int, delay_s: float, since: str) -> None:
         super().__init__(width)
-        self._phase, self._pid, self._delay_s = phase, pid, delay_s
+        self._phase, self._pid, self._delay_s, self._since = phase, pid, delay_s, Path(since)
 
     def forward(self, x: Tensor) -> Tensor:
-        is_slow = os.getpid() == self._pid
+        is_slow = os.getpid() == self._pid and self._since.exists()
         if is_slow and self._phase == "forward":
             time.sleep(self._delay_s)
         output = super().forward(x)
@@ -463,9 +464,12 @@ class SleepyRows(Rows):
         return super().__getitem__(index)
 
 
-def sleepy(phase: str, pid: int, delay_s: float) -> Task:
-    """Three layers; the process ``pid`` takes ``delay_s`` longer a layer, or a sample it loads."""
-    layers = [Sleepy(8, phase, pid, delay_s) for _ in range(3)]
+def sleepy(phase: str, pid: int, delay_s: float, since: str = "/") -> Task:
+    """Three layers; the process ``pid`` takes ``delay_s`` longer a layer, or a sample it loads.
+
+    The layers do once there is a file ``since``.
+    """
+    layers = [Sleepy(8, phase, pid, delay_s, since) for _ in range(3)]
     data = SleepyRows(8, pid if phase == "loader" else 0, delay_s)
     return Task(layers=layers, loss=squares, dataset=data)
 

@@ -207,13 +207,15 @@ def test_others_are_waited_for_as_long_as_the_head_says_and_no_longer(
     The time-out of joining the others, which is fixed, decides neither.
     """
     with Fleet(tuple("ab")) as fleet:
-        task_args = {"phase": "forward", "pid": fleet.processes[0].pid, "delay_s": SLOW_S}
+        slow = {"phase": "forward", "pid": fleet.processes[0].pid, "delay_s": SLOW_S}
+        since = tmp_path / "since"  # while the model is looked at it is as fast as others
         spec = make_spec(
-            "sleepy", str(tmp_path), task_args=task_args, global_batch=4, microbatch=2,
-            timeout_s=2.0,
+            "sleepy", str(tmp_path), task_args={**slow, "since": str(since)}, global_batch=4,
+            microbatch=2, timeout_s=2.0,
         )  # fmt: skip
         fleet.start(spec)
         fleet.install(make_plan(groups), first_step=0, end_step=1)
+        since.touch()
         fleet.all("extend", 1, 60.0)
         assert {end.next_step for end in fleet.all("run")} == {1}
         fleet.all("extend", 2, SHORT_S)

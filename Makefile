@@ -35,11 +35,11 @@ test: $(READY)  ## Run the tiers unit, repo, simulation, runtime and, where root
 
 # Workers of these tests wait most of the time, but must not wait for a processor ...
 test-runtime: $(READY)
-	$(BIN)/python -m pytest tests/runtime tests/net --ignore-glob='tests/runtime/test_ray_*'
+	$(BIN)/python -m pytest tests/runtime --ignore-glob='tests/runtime/test_ray_*'
 
-# ... nor must those of whole runs on Ray, beside them: they wait even more ...
+# ... nor must those of whole runs on Ray and on unlike nodes, beside them: they wait even more ...
 test-ray: $(READY)
-	@$(call beside,ray,$(BIN)/python -m pytest tests/runtime/test_ray_*)
+	@$(call beside,ray,$(BIN)/python -m pytest tests/runtime/test_ray_* tests/net)
 
 # ... so what only computes gets the processors that they leave (Ray's workers have nice 15).
 test-pure: $(READY)

@@ -81,6 +81,7 @@ class Head:
         self._evaluations: Feed[Evaluation] = Feed()
         self._judged = Evaluations()
         self._exporter: Exporter | None = None
+        self._uncounted: list[RunEvent] = []  # they came when nobody listened for metrics
         self._end_reason: str | None = None  # before the last step, and yet finished
         self._stop_reason: str | None = None
         self._backend: RayBackend | None = None
@@ -175,6 +176,7 @@ class Head:
         event = RunEvent(time_s, state.slot if state else 0, "warning", detail)
         self._store.write_journal(SlotJournal(events=(event,)))
         self._events.append(event)
+        self._uncounted.append(event)
 
     def _live(self, comparing: Comparing | None, *, at_once: bool) -> Outcome:
         # The driver imports this module, too; here CVXPY is loaded before a slot waits for it.
@@ -237,7 +239,8 @@ class Head:
                 self._store.rewind_evaluations(journal.undone_from)
             self._store.write_journal(replace(journal, steps=()))
             self._events.extend(journal.events)
-            exporter.journal(journal)
+            exporter.journal(replace(journal, events=(*self._uncounted, *journal.events)))
+            self._uncounted.clear()
 
         return ControlLoop(
             backend=backend,

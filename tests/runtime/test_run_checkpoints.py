@@ -1,9 +1,11 @@
 """Checkpoints of whole runs: some cannot be written, some are damaged, and the run says so."""
 
 import json
-import shutil
+import re
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -11,7 +13,9 @@ from benchmarks.forked_run import run_forked
 from orchestrator.callbacks import Callbacks, only
 from orchestrator.config import RunConfig
 from orchestrator.control.persistence import CheckpointStore
+from orchestrator.core.slot import SlotRecord
 from orchestrator.errors import ConfigError, OrchestratorError
+from orchestrator.telemetry.exporter import discovery_url
 from tests.runtime.small_runs import (
     TEXT,
     Watcher,
@@ -32,11 +36,25 @@ def bar(run: RunConfig, step: int) -> None:
     (folder / f"step-{step:06d}").touch()
 
 
-def damage(run: RunConfig, step: int) -> Path:
+def damage(run: RunConfig, step: int) -> None:
     file = Path(CheckpointStore(run.run.run_url).url(step, "layer-001.safetensors"))
     data = file.read_bytes()
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    return file
+
+
+class Page(Watcher):
+    """What a run last showed of its metrics."""
+
+    def __init__(self, run: RunConfig) -> None:
+        super().__init__()
+        self._file = Path(discovery_url(run.run.run_url))
+        self.text = ""
+
+    def slot(self, record: SlotRecord) -> None:
+        with suppress(OSError):  # the last slot is told of when nobody listens any more
+            (target,) = json.loads(self._file.read_text("utf-8"))[0]["targets"]
+            with urlopen(f"http://{target}/metrics", timeout=5) as page:
+                self.text = page.read().decode()
 
 
 def warnings(run: RunConfig) -> list[str]:
@@ -64,27 +82,20 @@ def test_a_checkpoint_that_cannot_be_written_or_read_costs_steps_but_not_the_run
     assert 20 not in (older, newest)
 
     damage(run, newest)
-    intact = tmp_path / "intact"
-    shutil.copy(CheckpointStore(run.run.run_url).url(older, "layer-001.safetensors"), intact)
-    harmed = damage(run, older)
-    refused = r"layer-001\.safetensors is damaged: .*; no older checkpoint is left: put a copy back"
-    with pytest.raises(ConfigError, match=refused):
-        run_forked(run)
-    assert CheckpointStore(run.run.run_url).steps() == (older,)  # nothing was thrown away
-    shutil.copy(intact, harmed)
-
-    finished = run_forked(run)
+    page = Page(run)
+    finished = run_forked(run, view=page)
     assert finished.status == "finished"
     check_books(run, finished)
     assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
         losses_alone(run), rel=1e-5
     )
-    told = warnings(run)[1]
+    (told,) = warnings(run)[1:]
     assert told.startswith("checkpoint_damaged: ")
+    assert re.search(r'lyray_warnings_total{reason="checkpoint_damaged",.*} 1\.0', page.text)
     assert told.endswith(f"going on from the one of step {older}")
     resumed = [e for e in read(run, "events.jsonl") if e["kind"] == "resumed"]
     assert resumed[-1]["detail"] == f"at step {older}"
-    # The command that was refused had passed over the newest one and held devices meanwhile.
+    # Devices were held while the newest one was passed over.
     passed_over_s, again_s = (float(str(e["time_s"])) for e in resumed[-2:])
     assert again_s > passed_over_s
     rows = [r for r in read(run, "ledger.jsonl") if r["device"] == "fast-0"]
@@ -102,13 +113,26 @@ def test_checkpoints_that_fail_in_a_row_end_the_run_naming_the_place(tmp_path: P
     """ray-project/ray#47939, #55350: only N failures in a row end it."""
     text = TEXT.format(folder=tmp_path, task="tests.runtime.models:mlp", steps=200, events="")
     run = RunConfig.parse(text, ["failure.max_checkpoint_failures=1"])
-    bar(run, 10)
     bar(run, 20)
-    with pytest.raises(OrchestratorError, match=r"step 20 could .*checkpoints/step-000020") as e:
+    bar(run, 30)
+    with pytest.raises(OrchestratorError, match=r"step 30 could .*checkpoints/step-000030") as e:
         run_forked(run)
     assert (e.value.status, e.value.exit_code) == ("failed", 1)
-    steps, ledger = read(run, "steps.jsonl"), read(run, "ledger.jsonl")
-    assert 20 <= len(steps) < 200
+    steps = read(run, "steps.jsonl")
+    assert 30 <= len(steps) < 200
+    check_bill(run)
+
+    damage(run, 10)  # the only one
+    refused = r"layer-001\.safetensors is damaged: .*; no older checkpoint is left: put a copy back"
+    with pytest.raises(ConfigError, match=refused):
+        run_forked(run)
+    assert CheckpointStore(run.run.run_url).steps() == (10,)  # nothing was thrown away
+    check_bill(run)
+
+
+def check_bill(run: RunConfig) -> None:
+    """A run that ended in an error can go on, and has booked what it spent."""
     result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
     assert result["resumable"]
+    ledger = read(run, "ledger.jsonl")
     assert result["spent_usd"] == pytest.approx(sum(row["usd"] for row in ledger), abs=1e-9)

@@ -15,8 +15,9 @@ from workers import border
 from workers.data import SampleSource, to_device
 from workers.device import PROCESSOR, lent
 from workers.failures import user_code
+from workers.randomness import sample_randomness
 from workers.sizes import kept_sizes
-from workers.splitting import SplitModel, Tie, sample_randomness
+from workers.splitting import SplitModel, Tie
 from workers.stage import SavedBytes, autocast
 from workers.two_sums import two_sums
 from workers.update import make_optimizer

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from workers import border
-from workers.splitting import sample_randomness
+from workers.randomness import sample_randomness
 from workers.two_sums import two_sums
 
 FINE_TOLERANCE, TOLERANCE = 1e-5, 1e-4
@@ -17,6 +17,9 @@ bits: a loss that casts by itself, and numbers of the batch as the model returne
 
 NOISE = 1e-12
 """Of the loss: what a difference of two such losses in fp64 does not tell."""
+
+ROUNDINGS = 16
+"""So many of the last digit, of whatever type a loss or a number is, are no difference."""
 
 MOST_NUMBERS = 2**25
 """Of the outputs, of which copies in fp64 are made: 256 MiB each. Larger ones are not looked at."""
@@ -62,8 +65,11 @@ class LossSum:
         except Exception:  # the user's code may want one precision only; in that it ran already
             return False
         tolerance = FINE_TOLERANCE if plain.dtype == torch.float64 else TOLERANCE
-        noise = NOISE * float(plain.abs().sum())
-        return _differs(plain, tolerance, 1e-9) or _differs(added, TOLERANCE, noise)
+        noise = max(NOISE, _rounding(plain)) * float(plain.abs().sum())
+        of_numbers = max([TOLERANCE, *(_rounding(t) for t in whole if not t.dim())])
+        return _differs(plain, max(tolerance, _rounding(plain)), 1e-9) or _differs(
+            added, of_numbers, noise
+        )
 
     def _of(
         self, positions: Sequence[int], output: Any, batch: Any, made: Callable[[Tensor], Tensor]
@@ -71,6 +77,11 @@ class LossSum:
         with sample_randomness(self.seed, 0, positions, self.layer):
             total, _ = two_sums(self.loss(border.mapped(output, made), border.mapped(batch, _wide)))
         return torch.as_tensor(total).reshape(())
+
+
+def _rounding(tensor: Tensor) -> float:
+    """Largest difference, relative to a number of this type, that may come of rounding alone."""
+    return ROUNDINGS * torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
 
 
 def _differs(found: Tensor, tolerance: float, noise: float) -> bool:

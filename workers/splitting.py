@@ -26,11 +26,8 @@ from workers.border import mapped, tensors
 from workers.cutter import MEND, call_model, cut_graph
 from workers.data import SampleSource
 from workers.failures import in_words, user_code, user_traceback
-from workers.randomness import sample_randomness
 from workers.unchanged import unchanged
 from workers.valueless import is_valueless, shapes_only
-
-__all__ = ["SplitModel", "Tie", "build_task", "load_task", "sample_randomness", "split"]
 
 _OVER_BATCHES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _OVER_SAMPLES = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)

@@ -17,8 +17,8 @@ from orchestrator.errors import UserCodeError
 from workers import border
 from workers.device import at_hand, brought
 from workers.failures import user_code
+from workers.randomness import sample_randomness
 from workers.scaling import LossScale
-from workers.splitting import sample_randomness
 from workers.two_sums import two_sums
 
 Loss = Callable[[Any, Any], tuple[Any, Any]]

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from orchestrator.core.training import Task
 from orchestrator.errors import ConfigError, UserCodeError
-from workers.splitting import load_task, sample_randomness, split
+from workers.randomness import sample_randomness
+from workers.splitting import load_task, split
 
 pytestmark = pytest.mark.runtime
 

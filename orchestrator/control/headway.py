@@ -33,7 +33,7 @@ class Headway:
     _reached: int = -1
     _checkpoint_step: int = -1
     _num_failures: int = 0
-    _num_skipped: int = 0
+    _changed_step: int | None = None  # the newest that changed something; None: not known yet
 
     def look(self, observation: Observation, in_use: Collection[str]) -> None:
         """Count what a slot brought; for a run that would survive it.
@@ -64,15 +64,20 @@ class Headway:
             )
 
     def learn(self, steps: Iterable[CommittedStep]) -> None:
-        """Count committed steps that changed nothing.
+        """Count committed steps that changed nothing, those that are run again only once.
 
         Raises:
             UserCodeError: If there were too many of them in a row.
         """
         for step in steps:
-            self._num_skipped = self._num_skipped + 1 if step.skipped else 0
-            if self._num_skipped >= MOST_SKIPPED:
-                raise UserCodeError(_skipped_text(step, self._num_skipped))
+            if not step.skipped:
+                self._changed_step = step.step
+                continue
+            if self._changed_step is None:
+                self._changed_step = step.step - 1
+            num_skipped = step.step - self._changed_step
+            if num_skipped >= MOST_SKIPPED:
+                raise UserCodeError(_skipped_text(step, num_skipped))
 
 
 def _skipped_text(last: CommittedStep, num_skipped: int) -> str:

@@ -85,6 +85,15 @@ def test_a_run_that_changes_nothing_for_many_steps_ends_and_says_what_to_do() ->
     assert "fp16" not in str(caught.value)
 
 
+def test_steps_that_are_run_again_are_counted_once() -> None:
+    headway = Headway()
+    headway.learn(steps(0, 10, skipped=False))
+    for _ in range(3):  # back to a checkpoint of step 10
+        headway.learn(steps(10, 9 + MOST_SKIPPED, skipped=True))
+    with pytest.raises(UserCodeError, match=f"the last {MOST_SKIPPED} steps"):
+        headway.learn(steps(9 + MOST_SKIPPED, 10 + MOST_SKIPPED, skipped=True))
+
+
 def test_odd_steps_between_good_ones_never_end_a_run() -> None:
     headway = Headway()
     for k in range(0, 20 * MOST_SKIPPED, MOST_SKIPPED):

@@ -172,8 +172,20 @@ def is_file(url: str) -> bool:
 
 
 def size_bytes(url: str) -> int:
-    """Size of a file, 0 where the storage does not tell. Raises FileNotFoundError without one."""
-    return _use(url, lambda filesystem, path: int(filesystem.size(path) or 0))
+    """Size of a file, 0 where the storage does not tell.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        IsADirectoryError: If it is a folder.
+    """
+
+    def size(filesystem: fsspec.AbstractFileSystem, path: str) -> int:
+        info = filesystem.info(path)
+        if info.get("type") == "directory":
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+        return int(info.get("size") or 0)
+
+    return _use(url, size)
 
 
 def obstacle(url: str) -> str:

@@ -45,11 +45,7 @@ class _Files:
                 raise ValueError(
                     f"{name}: {url} is compressed: no part can be read alone; unpack it"
                 )
-            if not storage.is_file(url) and storage.exists(url):
-                raise ValueError(
-                    f"{name}: {url} is a folder; write {url.rstrip('/')}/* for the files in it"
-                )
-        self.sizes_bytes = [storage.size_bytes(url) for url in self.urls]
+        self.sizes_bytes = [_size_bytes(url, name) for url in self.urls]
         self._blocks: OrderedDict[tuple[int, int], bytes] = OrderedDict()
 
     def fetch(self, spans: Iterable[tuple[int, int, int]]) -> None:
@@ -85,6 +81,15 @@ def _given(urls: Any, argument: str) -> list[str]:
         if not (isinstance(url, str) and url.strip()) and not isinstance(url, os.PathLike):
             raise ValueError(f"{argument} has {url!r}; give a path, an fsspec URL, or several")
     return [os.fspath(url) for url in given]
+
+
+def _size_bytes(url: str, name: str) -> int:
+    try:
+        return storage.size_bytes(url)
+    except IsADirectoryError:
+        raise ValueError(
+            f"{name}: {url} is a folder; write {url.rstrip('/')}/* for the files in it"
+        ) from None
 
 
 def _blocks_of(file: int, first: int, end: int) -> list[tuple[int, int]]:

@@ -112,16 +112,7 @@ def _read(url: str) -> Iterator[tuple[str, Tensor]]:
 def _read_file(url: str) -> Iterator[tuple[str, Tensor]]:
     mend = "; write one with lyray export or safetensors.torch.save_file"
     with _readable(url, "safetensors file", mend):
-        if storage.exists(url) and not storage.is_file(url):
-            names = [n for n in storage.list_names(url) if n.endswith(_ENDS)]
-            raise ConfigError(
-                f"training.init_from: {url!r} is a folder; "
-                + (
-                    f"give the file in it: {' or '.join(names[:_SHOWN])}"
-                    if names
-                    else "give a file"
-                )
-            )
+        storage.size_bytes(url)  # of a folder every driver says what it is then
         path = storage.local_path(url)
         if path is None:
             yield from load_safetensors(storage.read_bytes(url)).items()
@@ -137,5 +128,9 @@ def _readable(url: str, kind: str, mend: str) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise ConfigError(f"training.init_from: there is no file {url!r}") from None
+    except IsADirectoryError:
+        names = [n for n in storage.list_names(url) if n.endswith(_ENDS)]
+        given = f"the file in it: {' or '.join(names[:_SHOWN])}" if names else "a file"
+        raise ConfigError(f"training.init_from: {url!r} is a folder; give {given}") from None
     except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"training.init_from: {url!r} is no {kind}: {error}{mend}") from None

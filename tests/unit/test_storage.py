@@ -84,6 +84,14 @@ def test_a_file_still_being_written_is_not_listed(tmp_path: Path) -> None:
     assert storage.list_names(str(tmp_path)) == ("whole",)
 
 
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_the_size_of_a_folder_is_no_size(scheme: str, tmp_path: Path) -> None:
+    storage.write_bytes(f"{scheme}{tmp_path}/inside", b"123")
+    assert storage.size_bytes(f"{scheme}{tmp_path}/inside") == 3
+    with pytest.raises(IsADirectoryError):
+        storage.size_bytes(f"{scheme}{tmp_path}")
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "inside").write_bytes(b"old")

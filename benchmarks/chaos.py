@@ -34,7 +34,7 @@ from orchestrator.reports.live import View
 from orchestrator.runtime.chaos import with_faults
 from orchestrator.runtime.driver import run_job
 from orchestrator.runtime.session import ray_session
-from orchestrator.telemetry.exporter import discovery_url
+from orchestrator.telemetry.discovery import discovery_file
 
 NUM_STEPS, NUM_LAYERS = 40, 6
 PRICES = {"fast": 3.0, "slow": 1.0}
@@ -86,7 +86,9 @@ class Pages:
     """A view that reads the run's page of metrics after every slot."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._file = Path(discovery_url(config.run.run_url))
+        file = discovery_file(config.run.run_url)
+        assert file is not None, "its storage is local"
+        self._file = file
         self._known: list[frozenset[str]] = []  # devices of each record
         self._shown: list[tuple[int, frozenset[str]]] = []
         self.events: list[RunEvent] = []

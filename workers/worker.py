@@ -306,7 +306,7 @@ class Worker:
     @property
     def waits_for(self) -> str:
         """Which call of the user's data the run waits for, in words; empty: none. Any thread."""
-        return next((feed.waits_for for feed in self._feeds() if feed.waits_for), "")
+        return next(filter(None, (feed.waits_for for feed in self._feeds())), "")
 
     def hold(self) -> None:
         """Ask for a stop at the next step boundary on which all active workers agree."""

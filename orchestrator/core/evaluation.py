@@ -122,7 +122,7 @@ class EarlyStop(Criterion):
             raise ValueError(f"min_delta is {self.min_delta}; write 0 or more")
 
     def reason(self, evaluations: Sequence[Evaluation]) -> str | None:
-        """Why a run with these evaluations ends, None while it goes on: one had a value."""
+        """Why a run with these evaluations ends; None while it goes on, or none had a value."""
         best, at_step, waited = None, 0, 0
         for evaluation in evaluations:
             value = evaluation.value(self.metric)

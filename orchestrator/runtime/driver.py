@@ -21,7 +21,7 @@ from orchestrator.runtime.life import HeadDiedError, live
 from orchestrator.runtime.news import Comparing
 from orchestrator.runtime.session import ray_session
 from orchestrator.runtime.signals import StopSignals, stay
-from orchestrator.telemetry.exporter import discovery_url
+from orchestrator.telemetry.discovery import withdraw
 
 logger = logging.getLogger(__name__)
 
@@ -55,16 +55,7 @@ def run_job(
         try:
             return done or _run_alone(config, view, comparing)
         finally:
-            _leave_prometheus(config)
-
-
-def _leave_prometheus(config: RunConfig) -> None:
-    """Nobody listens any more: a target that stays would be one that is down."""
-    url = discovery_url(config.run.run_url)
-    try:
-        storage.delete(url)
-    except OSError as error:
-        logger.warning("%s stays: %s", url, error)
+            withdraw(config.run.run_url)
 
 
 def _run_alone(config: RunConfig, view: View | None, comparing: Comparing | None) -> Outcome:

@@ -37,7 +37,8 @@ from orchestrator.runtime.progress import Meter, RunClock
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.setup import set_up
 from orchestrator.strategies.registry import make_strategy
-from orchestrator.telemetry.exporter import Exporter, RunFacts, discovery_url
+from orchestrator.telemetry.discovery import announce
+from orchestrator.telemetry.exporter import Exporter, RunFacts
 
 logger = logging.getLogger(__name__)
 
@@ -312,7 +313,7 @@ class Head:
             num_samples=rig.num_samples,
         )
         exporter = Exporter(config.metrics.port, config.metrics.host, config.run.name, facts)
-        exporter.write_discovery(discovery_url(config.run.run_url))
+        announce(config.run.run_url, config.run.name, exporter.address)
         return exporter
 
     def _options(self, rig: Rig) -> LoopOptions:

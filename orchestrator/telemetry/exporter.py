@@ -1,7 +1,6 @@
 """The exporter that shows a run's metrics to Prometheus."""
 
 import errno
-import json
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
@@ -10,7 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from orchestrator import storage
 from orchestrator.core.evaluation import LOSS, Evaluation
 from orchestrator.core.slot import PHASES, SlotJournal, SlotRecord, StepReport
 from orchestrator.errors import ConfigError
@@ -29,15 +27,6 @@ Series = Mapping[tuple[str, ...], float]
 """Values of a gauge by its labels, without ``run``."""
 
 _WORTH = ("marginal_value_samples_per_second", "break_even_usd_per_hour", "same_cost_usd_per_hour")
-
-
-def discovery_url(run_url: str) -> str:
-    """The file for Prometheus' ``file_sd_configs`` that names a run's exporter while it runs.
-
-    It lies beside the run's folder: there Prometheus can look for those of all runs, as only the
-    last part of a path may hold a star.
-    """
-    return f"{run_url}.prometheus.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +75,6 @@ class Exporter:
         """Host and port it listens on."""
         if self.address[1] != port:
             logger.info("metrics: listening on port %s instead of %s", self.address[1], port)
-
-    def write_discovery(self, url: str) -> None:
-        """Write a file for Prometheus' ``file_sd_configs`` that names this exporter."""
-        host, port = self.address
-        found = [{"targets": [f"{host}:{port}"], "labels": {"job": "lyray", "run": self._run}}]
-        storage.write_bytes(url, (json.dumps(found) + "\n").encode())
 
     def close(self) -> None:
         """Stop listening. Safe to call twice."""

@@ -15,7 +15,7 @@ from orchestrator.config import RunConfig
 from orchestrator.control.persistence import CheckpointStore
 from orchestrator.core.slot import SlotRecord
 from orchestrator.errors import ConfigError, OrchestratorError
-from orchestrator.telemetry.exporter import discovery_url
+from orchestrator.telemetry.discovery import discovery_file
 from tests.runtime.small_runs import (
     TEXT,
     Watcher,
@@ -47,11 +47,12 @@ class Page(Watcher):
 
     def __init__(self, run: RunConfig) -> None:
         super().__init__()
-        self._file = Path(discovery_url(run.run.run_url))
+        self._file = discovery_file(run.run.run_url)
         self.text = ""
 
     def slot(self, record: SlotRecord) -> None:
         with suppress(OSError):  # the last slot is told of when nobody listens any more
+            assert self._file, "the run is on this machine"
             (target,) = json.loads(self._file.read_text("utf-8"))[0]["targets"]
             with urlopen(f"http://{target}/metrics", timeout=5) as page:
                 self.text = page.read().decode()

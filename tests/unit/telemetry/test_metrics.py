@@ -1,11 +1,9 @@
-import json
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
@@ -248,14 +246,6 @@ def test_a_taken_port_gives_the_next_free_one() -> None:
         assert "lyray_build_info" in scrape(exporter)
         exporter.close()
         exporter.close()
-
-
-def test_the_discovery_file_names_the_real_port(exporter: Exporter, tmp_path: Path) -> None:
-    exporter.write_discovery(str(tmp_path / "metrics.json"))
-    host, port = exporter.address
-    assert json.loads((tmp_path / "metrics.json").read_text()) == [
-        {"targets": [f"{host}:{port}"], "labels": {"job": "lyray", "run": "demo"}}
-    ]
 
 
 @pytest.mark.parametrize(("name", "bad"), [("port", -1), ("port", 70000), ("host", "")])

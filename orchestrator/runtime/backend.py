@@ -1,6 +1,5 @@
 """RayBackend: runs the loop's plans on worker actors."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +22,7 @@ from orchestrator.core.slot import (
     StepReport,
     WorkerFailed,
 )
-from orchestrator.errors import LostWorkerError, OrchestratorError
+from orchestrator.errors import ConfigError, LostWorkerError, OrchestratorError, UserCodeError
 from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.crew import ATTEMPTS, Boundary, Order
 from orchestrator.runtime.evaluations import Evaluations
@@ -31,8 +30,6 @@ from orchestrator.runtime.progress import Meter, Progress
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.roster import Roster
 from orchestrator.runtime.watch import WAKE_S, Watch
-
-logger = logging.getLogger(__name__)
 
 
 class RayBackend:
@@ -166,6 +163,8 @@ class RayBackend:
         self._applied = False
         self._stand()
         self._secure()
+        if isinstance(self._end, ConfigError | UserCodeError):
+            raise self._end  # found behind the last step: no plan is taken up any more
         return self._checkpoints.newest
 
     def close(self) -> None:

@@ -200,6 +200,15 @@ def test_what_is_not_there_is_named(tmp_path: Path, override: str, message: str)
         run_forked(config_of(tmp_path, override))
 
 
+def test_what_only_the_last_evaluation_shows_is_told_and_the_steps_are_kept(tmp_path: Path) -> None:
+    metric = "training.keep_best={metric: nea, mode: max}"
+    run = config_of(tmp_path, "training.steps=10", metric)
+    with pytest.raises(ConfigError, match="the metric 'nea' says which evaluation"):
+        run_forked(run)
+    assert result_of(run)["resumable"]
+    assert CheckpointStore(run.run.run_url).steps()[-1] == result_of(run)["steps"] == 10
+
+
 def test_tensorboard_files_hold_every_step_and_evaluation(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     run, folder = config_of(tmp_path, "training.steps=15"), str(tmp_path / "tensorboard")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.module_tracker import ModuleTracker
 
 from orchestrator.core.model import LayerSizes, LayerTimes, ModelProfile
 from orchestrator.core.training import OptimizerOptions, Task, TrainingOptions
@@ -34,6 +35,19 @@ _FLOP = {_aten._scaled_dot_product_flash_attention_for_cpu: _attention_flop}
 """Of operations that torch does not count."""
 
 _SAMPLE_SHAPE = 64, 64  # of the parameter whose optimizer state is looked at
+
+
+class _OneWhole(ModuleTracker):
+    """No tracker of modules.
+
+    torch's has hooks on what they take, with which no layer may ask for gradients itself.
+    """
+
+    def __enter__(self) -> "_OneWhole":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +110,7 @@ class Passage:
             with lent(self.model.layers[index], self.device), self._computing():
                 saved = SavedBytes(self.model.layers, self._as_seen)
                 counter = FlopCounterMode(display=False, custom_mapping=_FLOP)
+                counter.mod_tracker = _OneWhole()
                 came = detached(value)
                 with counter, saved.counting():
                     output, _ = self.forward(index, size, came)

@@ -122,9 +122,8 @@ class _Hall:
             for k in range(NUM_SAMPLES)
         }
         order = sorted(sizes, key=lambda k: sizes[k])
-        with torch.no_grad():
-            losses = self.finest([range(k, k + 1) for k in order]).losses
-        return dict(zip(order, losses, strict=True))
+        _, heard = self._ahead([range(k, k + 1) for k in order])
+        return dict(zip(order, heard.losses, strict=True))
 
     def coarsest(self) -> _Heard:
         stage, positions = Stage(self._work), range(NUM_SAMPLES)
@@ -140,6 +139,15 @@ class _Hall:
 
     def finest(self, microbatches: Sequence[Sequence[int]]) -> _Heard:
         """Layer by layer, all microbatches in each: what one leaves behind meets the others."""
+        stages, heard = self._ahead(microbatches)
+        wires: list[tuple[Tensor, ...]] = [()] * len(microbatches)
+        for stage in reversed(stages):
+            for k in range(len(microbatches)):
+                wires[k] = tuple(t.clone() for t in stage.backward(k, 0, wires[k]))
+        return heard
+
+    def _ahead(self, microbatches: Sequence[Sequence[int]]) -> tuple[list[Stage], _Heard]:
+        """The way there; with gradients, as layers may ask for some themselves."""
         count = len(self._model.layers)
         stages = [
             Stage(
@@ -167,11 +175,7 @@ class _Hall:
                 else:
                     values[k] = tuple(t.clone() for t in stage.send(k, output))
         heard.weight = stages[-1].weight_sum
-        wires: list[tuple[Tensor, ...]] = [()] * len(microbatches)
-        for stage in reversed(stages):
-            for k in range(len(microbatches)):
-                wires[k] = tuple(t.clone() for t in stage.backward(k, 0, wires[k]))
-        return heard
+        return stages, heard
 
     def _check_roots(self, roots: Sequence[Tensor], given: Any) -> None:
         """The loss must have come from the model's parameters, and from no others."""
@@ -256,9 +260,8 @@ class _Hall:
 
     def _again(self) -> _Heard:
         """Both samples at once, with others in between, which are to leave nothing behind."""
-        others = range(NUM_SAMPLES, 2 * NUM_SAMPLES)
-        with torch.no_grad():
-            return self.finest([range(NUM_SAMPLES), others])
+        _, heard = self._ahead([range(NUM_SAMPLES), range(NUM_SAMPLES, 2 * NUM_SAMPLES)])
+        return heard
 
     def _beside(self, again: _Heard, apart: _Heard, tolerance: float) -> str | None:
         """Which layer returns something else for a sample with another beside it, if one does."""

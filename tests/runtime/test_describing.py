@@ -62,6 +62,24 @@ def test_a_linear_layer_has_2_m_n_k_flop_and_keeps_what_it_takes() -> None:
     assert found.optimizer_bytes_per_param_byte == 3.0
 
 
+class Force(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        (force,) = torch.autograd.grad(self.line(x).tanh().sum(), x, create_graph=True)
+        return force
+
+
+@pytest.mark.parametrize("look", [describe_model, profile_model])
+def test_a_layer_may_ask_for_gradients_of_what_it_takes(look: Any) -> None:
+    layers = [Force(), nn.Linear(8, 4)]
+    found = look(split(task(layers)), task(layers), options())
+    assert found.forward_flop_per_sample == (2 * 8 * 8 + 2 * 8 * 8, 2 * 8 * 4)  # and back
+
+
 def test_a_convolution_has_2_c_c_k_k_h_w_flop_and_a_net_of_such_keeps_what_a_run_keeps() -> None:
     layers = [
         nn.Conv2d(3, 8, 3, padding=1),

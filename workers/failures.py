@@ -1,5 +1,6 @@
 """Errors as they are told: the user's with the user's own frames only, a lost peer by its name."""
 
+import os
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from workers.process_groups import LostContactError
 from workers.transport import PeerLostError
 
 _NOT_THE_USERS = tuple(
-    str(Path(folder).absolute())
+    f"{Path(folder).absolute()}{os.sep}"  # torchvision is not torch
     for package in (workers, orchestrator, torch)
     for folder in package.__path__
 )

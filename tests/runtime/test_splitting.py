@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from orchestrator.core.training import Task
 from orchestrator.errors import ConfigError, UserCodeError
+from workers.failures import user_frames, user_traceback
 from workers.randomness import sample_randomness
 from workers.splitting import load_task, split
 
@@ -305,3 +306,12 @@ def test_a_dropout_module_may_change_its_rate_at_any_step() -> None:
         part = module(x[1:])
     assert torch.equal(whole[1:], part)
     assert not torch.equal(whole, x)
+
+
+def test_a_package_whose_name_begins_like_torchs_is_the_users() -> None:
+    """As torchvision's does."""
+    file = f"{Path(torch.__file__).parent}vision/swin.py"
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(compile("def forward():\n    1 / 0\nforward()", file, "exec"), {})
+    for told in (user_traceback(caught.value), user_frames(caught.value)):
+        assert f'File "{file}", line 2, in forward' in told

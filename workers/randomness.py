@@ -91,8 +91,8 @@ class _PerSample:
             raise ValueError(
                 f"{self._who} draws random numbers of shape {tuple(like.shape)} for "
                 f"{num_samples} samples; the first dimension must run over the samples, or what "
-                "is drawn would depend on the plan: put it first (batch_first=True), or set this "
-                "dropout to 0"
+                "is drawn would depend on the plan: draw for each sample, put the samples first "
+                "(batch_first=True), or leave it out (dropout=0)"
             )
         # Drawn on the CPU whatever the device: unlike devices must agree.
         drawn = torch.empty(like.shape, dtype=like.dtype)

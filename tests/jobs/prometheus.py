@@ -39,6 +39,12 @@ class Prometheus:
         """The series that an expression gives now."""
         return list(self.ask("query", query=expression)["result"])
 
+    def history(self, expression: str, last_s: float) -> list[dict[str, Any]]:
+        """The same over the last seconds, a value a second."""
+        end_s = time.time()
+        times = {"start": str(end_s - last_s), "end": str(end_s), "step": "1"}
+        return list(self.ask("query_range", query=expression, **times)["result"])
+
     def ask(self, what: str, **parameters: str) -> Any:
         """Data of an answer of the HTTP interface."""
         url = f"http://{ADDRESS}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"

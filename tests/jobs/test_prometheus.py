@@ -1,8 +1,10 @@
 """A real Prometheus scrapes a real run, and every panel of the dashboards shows something."""
 
+import importlib.util
 import json
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,12 @@ from tests.jobs.prometheus import Prometheus, prometheus
 from tests.net.cluster import ROOT
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
+
+_spec = importlib.util.spec_from_file_location("draw", ROOT / "dashboards/render/draw.py")
+assert _spec is not None
+assert _spec.loader is not None
+draw = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(draw)
 
 DASHBOARDS = sorted((ROOT / "dashboards").glob("*.json"))
 OPTIONS = (
@@ -28,14 +36,10 @@ def jobs() -> Iterator[Jobs]:
         yield found
 
 
-def expressions(path: Path) -> dict[str, str]:
-    """Each query of a dashboard under the panel's title and its place there."""
+def expressions(path: Path) -> list[str]:
+    """Each query of a dashboard."""
     panels: list[dict[str, Any]] = json.loads(path.read_text())["panels"]
-    return {
-        f"{panel['title']} {index}": target["expr"]
-        for panel in panels
-        for index, target in enumerate(panel.get("targets", ()))
-    }
+    return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
 def filled(expression: str) -> str:
@@ -54,18 +58,33 @@ def test_a_run_is_found_scraped_and_forgotten(jobs: Jobs, work: Path, tmp_path: 
                         lambda: jobs.logs("scraped"))  # fmt: skip
         assert (runs / "one.prometheus.json").exists()
         assert {a["labels"]["run"] for a in active(server)} == {"one"}
-        empty = [
-            f"{path.name}: {title}: {expression}"
+        answers = {
+            expression: server.history(filled(expression), 60)
             for path in DASHBOARDS
-            for title, expression in expressions(path).items()
-            if not server.query(filled(expression))
-        ]
-        assert not empty, "\n".join(empty)
+            for expression in expressions(path)
+        }
+        assert [expression for expression, found in answers.items() if not found] == []
         names = {rule["name"] for group in server.ask("rules")["groups"] for rule in group["rules"]}
         assert {"LyrayNoProgress", "run:lyray_samples_per_usd:avg1h"} <= names
         jobs.ray("job", "stop", "scraped")
         jobs.wait_until(lambda: not active(server), lambda: str(active(server)))
     assert list(runs.glob("*.prometheus.json")) == []
+    check_panels_are_drawn(answers, tmp_path / "drawn")
+
+
+def check_panels_are_drawn(answers: dict[str, object], out: Path) -> None:
+    """With Grafana's own library; pictures of each dashboard are in ``out``."""
+    if reason := draw.why_not():
+        pytest.skip(f"scraped, but not drawn: {reason}")
+    out.mkdir()
+    draw.bundle(out)
+    for path, theme in product(DASHBOARDS, ("dark", "light")):
+        page = draw.draw(path, answers, out, theme)
+        for panel in json.loads(path.read_text())["panels"]:
+            assert f">{panel['title']}<" in page
+        num_series = len([p for p in json.loads(path.read_text())["panels"] if p["type"] != "stat"])
+        assert page.count("<canvas") == num_series
+        assert "no data" not in page
 
 
 def reached(server: Prometheus, expression: str) -> bool:

@@ -152,8 +152,9 @@ class Search:
                 self._add_filled(raw)
                 if joins and not self._out_of_time():
                     least = max((self._below(t, JOIN_RATIO) for t in raw.values()), default=-inf)
-                    self._add_promising(self._kind_by_kind(guesses, least), joined, most)
-                    self._evaluator.has_joined = True
+                    kinds = self._kind_by_kind(guesses, least)
+                    self._add_promising(kinds, joined, most)
+                    self._evaluator.has_joined = bool(kinds)
             tried = most if guesses or num_devices <= FEW_DEVICES else 1
             some = list(islice(seeds, at_once))
             guesses += some

@@ -26,6 +26,7 @@ from orchestrator.core.slot import (
     PlanningProblem,
     SlotJournal,
     SlotRecord,
+    first_problem,
 )
 from orchestrator.errors import OrchestratorError
 from orchestrator.planning.constraints import make_rows
@@ -218,20 +219,22 @@ class ControlLoop:
     def problem(self) -> PlanningProblem:
         """What the next slot would be planned for."""
         options, can, treasury = self.options, self.backend.capabilities, self._books.treasury
-        return PlanningProblem(
-            cluster=self._books.surcharged(self._books.plannable(self._incumbent)),
-            model=self.model,
-            batch_samples=options.training.global_batch,
-            microbatch_samples=options.training.microbatch,
-            schedules=tuple(s for s in options.training.schedules if s in can.schedules),
+        problem = first_problem(
+            self._books.surcharged(self._books.plannable(self._incumbent)),
+            self.model,
+            options.training,
             max_team=min(options.control.max_team, can.max_team),
-            overlap=options.training.overlap and can.overlap,
+            budget_usd_per_s=treasury.budget_usd_per_s,
+            seed=options.seed,
+        )
+        return replace(
+            problem,
+            schedules=tuple(s for s in problem.schedules if s in can.schedules),
+            overlap=problem.overlap and can.overlap,
             penalty_weight=treasury.scored_weight,
             backlog_usd=treasury.queues.backlog_usd,
-            budget_usd_per_s=treasury.budget_usd_per_s,
             incumbent=self._incumbent,
             under_notice=self._books.leaving,
-            seed=options.seed,
         )
 
     def _exhausted(self, decision: Decision, slot: Settled) -> str | None:

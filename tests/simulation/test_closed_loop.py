@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.control.loop import ControlLoop
 from orchestrator.core.durable import ControlState
-from orchestrator.core.slot import SlotRecord
+from orchestrator.core.slot import SlotRecord, first_problem
 from orchestrator.errors import InfeasibleError, LostWorkerError
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import BudgetOptions, LimitOptions
@@ -53,6 +53,25 @@ def test_a_run_with_money_to_spare_finishes_all_steps_as_predicted() -> None:
     measured = [(r.measured.step_s, r.predicted.step_s) for r in run.records if r.measured.step_s]
     assert all(seen == pytest.approx(said, rel=0.05) for seen, said in measured)
     assert_budget_kept(run)
+
+
+@pytest.mark.parametrize("chosen", ["never", "always"])
+def test_every_slot_is_planned_with_what_the_file_says_of_training(chosen: str) -> None:
+    run = rehearsal(budget=RICH)
+    options = run.loop.options
+    training = replace(options.training, activation_checkpointing=chosen)
+    run.loop.options = replace(options, training=training)
+    problem = run.loop.problem()
+    assert problem.activation_checkpointing == chosen
+    assert problem == replace(
+        first_problem(problem.cluster, problem.model, training),
+        penalty_weight=problem.penalty_weight,
+        budget_usd_per_s=problem.budget_usd_per_s,
+        incumbent=problem.incumbent,
+    )
+    run.run(max_slots=2)
+    stages = [stage for group in run.records[-1].plan.groups for stage in group.stages]
+    assert [stage.recompute for stage in stages] == [chosen == "always"] * len(stages) != []
 
 
 def test_the_average_is_kept_by_planning_cheaper_and_the_samples_keep_coming() -> None:

@@ -20,6 +20,7 @@ from orchestrator.control.recovery import FailureOptions
 from orchestrator.core.training import GroupOptions, OptimizerOptions, TrainingOptions
 from orchestrator.document import apply_override, read_document
 from orchestrator.errors import ConfigError
+from orchestrator.familiar import FAMILIAR
 from orchestrator.inputs import MAX_TEXT_BYTES, read_text
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import BudgetOptions
@@ -224,6 +225,10 @@ def _unknown_key(path: str, name: str, siblings: Sequence[str]) -> tuple[str, st
     if path in LATER_SECTIONS:
         return f"{path}: {NOT_YET}; remove the section", ""
     section = path.rpartition(".")[0]
+    if name in FAMILIAR and FAMILIAR[name] != path:
+        place, _, meant = FAMILIAR[name].partition(":")[0].rpartition(".")
+        mend = f"{path} is not a known key; write it as {FAMILIAR[name]}"
+        return mend, meant if place == section else ""
     firsts = {key.partition("_")[0]: key for key in reversed(siblings)}
     close = difflib.get_close_matches(name, siblings, 1)
     close += [firsts[first] for first in difflib.get_close_matches(name, firsts, 1)]

@@ -9,6 +9,7 @@ from typing import TypeGuard
 from orchestrator.control.backend import ClusterOptions
 from orchestrator.core.schedule import SCHEDULES
 from orchestrator.core.training import GroupOptions, OptimizerOptions, TrainingOptions
+from orchestrator.familiar import FAMILIAR
 
 NOT_YET = "not supported in this version"
 
@@ -91,7 +92,9 @@ def _optimizer_problems(optimizer: OptimizerOptions) -> Iterator[str]:
     elif optimizer.lr > MOST_OF_AN_ARGUMENT:
         yield f"training.optimizer.lr is {optimizer.lr:g}; write {MOST_OF_AN_ARGUMENT:g} or less"
     known = OPTIMIZERS[optimizer.name]
-    yield from _argument_problems("training.optimizer", optimizer.arguments, known, optimizer.name)
+    yield from _argument_problems(
+        "training.optimizer", optimizer.arguments, ("lr", *known), optimizer.name
+    )
     for index, group in enumerate(optimizer.groups):
         path = f"training.optimizer.groups[{index}]"
         yield from _group_problems(path, group)
@@ -127,7 +130,8 @@ def _argument_problems(
                 yield f"{path}.{key} is {json.dumps(value)}; write {wanted}"
         else:
             close = difflib.get_close_matches(key, known, 1)
-            close = ["lr_ratio"] if key == "lr" and "lr_ratio" in known else close
+            if FAMILIAR.get(key) == FAMILIAR["lr"]:
+                close = ["lr_ratio" if "lr_ratio" in known else "lr"]
             mend = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
             yield f"{path}.{key} is not an argument of {owner}; {mend}"
 

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.config import RunConfig, config_schema
 from orchestrator.errors import ConfigError
+from orchestrator.familiar import FAMILIAR
 
 GOOD = """
 run: {name: byte-gpt}
@@ -102,6 +103,20 @@ def test_on_ray_a_present_device_costs_unless_the_offer_says_otherwise() -> None
 def test_a_wrong_value_gives_one_message_with_path_value_and_mend(mistake: str) -> None:
     override, _, message = mistake.partition("  =>  ")
     assert message_of(override).startswith(f"run.yaml: {message}")
+
+
+@pytest.mark.parametrize(("name", "key"), FAMILIAR.items())
+def test_a_name_of_another_trainer_leads_to_a_key_that_exists_and_is_in_the_page(
+    name: str, key: str
+) -> None:
+    place, _, value = key.partition(": ")
+    assert message_of(f"{place}=[[]]").count(f"{place} is [[]]; write ") == 1
+    page = Path(__file__).parents[2].joinpath("docs", "config.md").read_text("utf-8")
+    row = next(line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line)
+    section, _, last = place.rpartition(".")
+    assert section in row
+    assert last in row
+    assert value in row
 
 
 def test_a_missing_required_key_says_what_to_write() -> None:

@@ -279,10 +279,12 @@ def _check_module(module: nn.Module, name: str) -> None:
         )
     if _takes_statistics(module):
         kind, width = type(module).__name__, int(getattr(module, "num_features", 1))
+        # Of one channel each, means over positions would be lost to what comes behind.
+        num_groups = math.gcd(32, width, max(1, width // 8))
         raise ConfigError(
             f"{place}: its statistics would be those of a microbatch and differ from group to "
             "group, so the result would depend on the plan. Normalize every sample by itself: "
-            f"nn.GroupNorm({math.gcd(32, width)}, {width}); or keep the statistics that it has: "
+            f"nn.GroupNorm({num_groups}, {width}); or keep the statistics that it has: "
             f"[m.eval() for m in model.modules() if isinstance(m, nn.{kind})]"
         )
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:

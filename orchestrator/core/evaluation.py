@@ -132,9 +132,10 @@ class EarlyStop(Criterion):
                 waited += 1
         if waited < self.patience or best is None:
             return None
+        by = f" by more than {self.min_delta:g}" if self.min_delta else ""
         return (
-            f"early stop: {self.metric} was no better in {waited} evaluation"
-            f"{'s' * (waited > 1)} in a row (best {best:.6g} at step {at_step})"
+            f"early stop: {self.metric} was no better{by} in {waited} evaluation"
+            f"{'s' * (waited > 1)} in a row than {best:.6g} at step {at_step}"
         )
 
     def is_blind(self, evaluations: Sequence[Evaluation]) -> bool:

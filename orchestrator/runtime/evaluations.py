@@ -122,7 +122,7 @@ class Evaluations:
         """Tell of those that have become whole; the steps before them have been told of.
 
         Raises:
-            ConfigError: If they lack the metric that says which one is the best.
+            ConfigError: If they lack a metric that ``keep_best`` or ``early_stop`` names.
             UserCodeError: If ``early_stop`` waits for a number that never comes.
         """
         fresh, self._fresh = tuple(self._fresh), []
@@ -168,12 +168,14 @@ class Evaluations:
         return self._training.criterion if self._training else Criterion()
 
     def _check(self, evaluation: Evaluation) -> None:
-        asked, known = self._criterion.metric, (LOSS, *evaluation.metrics)
-        if asked not in known:
-            raise ConfigError(
-                f"training: the metric {asked!r} says which evaluation is the best, but "
-                f"Task.metrics does not return it; write one of {', '.join(known)}"
-            )
+        known = (LOSS, *evaluation.metrics)
+        for key in ("keep_best", "early_stop"):
+            asked: Criterion | None = getattr(self._training, key, None)
+            if asked is not None and asked.metric not in known:
+                raise ConfigError(
+                    f"training.{key}.metric is {asked.metric!r}, which Task.metrics does not "
+                    f"return; write one of {', '.join(known)}"
+                )
 
 
 def _sums(report: RoundReport) -> Iterable[tuple[str, float, float]]:

@@ -191,7 +191,7 @@ def test_a_callback_may_end_the_run_which_is_finished_then(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.keep_best={metric: nea, mode: max}", "the metric 'nea' says which evaluation"),
+        ("training.keep_best={metric: nea, mode: max}", "keep_best.metric is 'nea', which"),
         ("training.task=tests.runtime.models:mlp", "the task has no eval_dataset"),
     ],
 )

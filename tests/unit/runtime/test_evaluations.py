@@ -89,12 +89,19 @@ def test_metrics_are_sums_over_weights_and_one_without_any_has_no_value() -> Non
     assert made.owes_checkpoint(20)
 
 
-def test_a_metric_that_the_task_does_not_return_is_named_with_those_it_does() -> None:
-    made = told_of([], keep_best=Criterion(metric="hit", mode="max"))
+@pytest.mark.parametrize(
+    ("key", "asked"),
+    [("keep_best", Criterion(metric="hit", mode="max")),
+     ("early_stop", EarlyStop(metric="hit", mode="max"))],
+)  # fmt: skip
+def test_a_metric_that_the_task_does_not_return_is_named_with_those_it_does(
+    key: str, asked: Criterion
+) -> None:
+    made = told_of([], **{"keep_best": Criterion(), key: asked})
     for index in (0, 1):
         made.take(a_round(10, index, "a"))
         made.take(a_round(10, index, "b", metrics=(("hits", 3.0, 4.0),)))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"'hit' says .* write one of loss, hits"):
+    with pytest.raises(ConfigError, match=rf"{key}.metric is 'hit'.* write one of loss, hits"):
         made.follow()
 
 

@@ -101,11 +101,11 @@ def groups_picture(plan: Plan, cluster: ClusterState) -> str:
         top = row * row_height + 6
         share = len(alike) * group.num_samples / plan.num_samples
         name = f"group {g}" if len(alike) == 1 else f"{len(alike)} groups"
-        each = "" if len(alike) == 1 else " each"
+        each, num = "" if len(alike) == 1 else " each", len(group.microbatches)
         parts += [
             text(0, top + 16, name, font_weight=600),
             text(0, top + 33, f"{group.num_samples} samples{each} ({figures.percent(share)})"),
-            text(0, top + 49, f"{len(group.microbatches)} microbatches", class_="soft"),
+            text(0, top + 49, f"{num} microbatch{'es' * (num > 1)}", class_="soft"),
             element("rect", x=112, y=top + 39, width=60, height=8, rx=4, fill="var(--line)"),
             element("rect", x=112, y=top + 39, width=60 * share, height=8, rx=4, fill="var(--c2)"),
         ]

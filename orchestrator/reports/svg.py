@@ -159,7 +159,10 @@ def line_chart(series: Sequence[Series], *, x_title: str, y_title: str, label: s
         at = place((x_low, y))[1]
         parts.append(element("line", x1=left, x2=width - 20, y1=at, y2=at, class_="grid"))
         parts.append(text(left - 8, at + 4, f"{y:,g}", class_="soft", text_anchor="end"))
+    counted = all(x == int(x) for x, _ in points)  # there is no slot 1.5
     for x in ticks(x_low, x_high, 8):
+        if counted and abs(x - round(x)) > 1e-9:
+            continue
         at = place((x, y_low))[0]
         parts.append(text(at, height - bottom + 18, f"{x:,g}", class_="soft", text_anchor="middle"))
     parts.append(text(width - 20, height - 4, x_title, class_="soft", text_anchor="end"))

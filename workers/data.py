@@ -73,7 +73,7 @@ class SampleSource:
             with self._calls(where):
                 samples = [self._sample(where.at(p), draws) for p in positions]
             draws.key(self._seed, positions[0], len(positions))
-            return self._collated(samples, f"positions {positions[0]} to {positions[-1]},", during)
+            return self._collated(samples, positions, during)
 
     def _sample(self, position: int, draws: Draws) -> Any:
         sample = self._sequence.item(position, draws)
@@ -81,11 +81,14 @@ class SampleSource:
             raise TypeError("it returned None; return a sample, or leave it out of the dataset")
         return sample
 
-    def _collated(self, samples: list[Any], span: str, during: str) -> Any:
+    def _collated(self, samples: list[Any], positions: Sequence[int], during: str) -> Any:
         name = "Task.collate"
         if self._collate is None:
             name = "torch's default_collate (Task.collate replaces it)"
-        with self._calls(f"{during}{name}, of the samples at {span}"):
+        span = f"samples at positions {positions[0]} to {positions[-1]},"
+        if len(positions) == 1:
+            span = f"sample at position {positions[0]},"
+        with self._calls(f"{during}{name}, of the {span}"):
             return (self._collate or default_collate)(samples)
 
     @contextmanager

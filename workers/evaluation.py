@@ -14,15 +14,17 @@ from orchestrator.core.evaluation import LOSS, Evaluated, RoundReport
 from orchestrator.core.plan import Plan
 from orchestrator.core.schedule import EVALUATION
 from orchestrator.core.training import Task, TrainingOptions
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, UserCodeError
 from workers.data import SampleSource
-from workers.device import generators_restored
+from workers.device import PROCESSOR, generators_restored
 from workers.executor import Executor, Patience, StepShare
 from workers.failures import user_code
 from workers.faults import NO_FAULTS
 from workers.feed import Feed
+from workers.scaling import LossScale
 from workers.seeding import Draws
 from workers.sequence import as_given
+from workers.splitting import SplitModel
 from workers.stage import Stage, StageWork
 from workers.step import Samples, StepRunner, Window
 from workers.transport import Transport
@@ -68,6 +70,34 @@ def _check_metrics(task: Task, options: TrainingOptions) -> None:
                 f"training.{key}.metric is {asked.metric!r}, but the task has no metrics; return "
                 "Task(..., metrics=...), or write metric: loss"
             )
+
+
+def try_evaluation(
+    model: SplitModel, judged: EvaluationSet, options: TrainingOptions, seed: int
+) -> None:
+    """Evaluate the first sample, before anything trains: what fails is better told now than later.
+
+    Raises:
+        UserCodeError: If the user's code raises, or its metrics are no sums.
+        ConfigError: If they lack one that is asked for.
+    """
+    work = StageWork(
+        first_layer=0, layers=model.layers, names=model.names, seed=seed,
+        precision="fp32", device=PROCESSOR, loss=judged.task.loss, loss_scale=LossScale("fp32"),
+    )  # fmt: skip
+    stage, first = EvaluationStage(work, judged.task.metrics), range(1)
+    try:
+        with at_rest(_modules(model.layers, judged.task), PROCESSOR):
+            batch = judged.source.batch(first)
+            with user_code("Task.inputs"):
+                value = judged.source.first_input(batch, first)
+            stage.finish(0, 0, stage.forward(0, 0, first, value), batch, 1)
+    except UserCodeError as error:
+        raise UserCodeError(
+            f"{error} (tried on the first sample of Task.eval_dataset)", error.user_traceback
+        ) from error
+    if wrong := options.metric_error(stage.metrics):
+        raise ConfigError(wrong)
 
 
 class EvaluationStage(Stage):
@@ -118,6 +148,11 @@ def _pair(name: object, pair: Any) -> tuple[float, float]:
             "with the number of samples, or of tokens, as the weight"
         )
     return total, weight
+
+
+def _modules(layers: Sequence[nn.Module], task: Task) -> tuple[nn.Module, ...]:
+    whole = (task.layers,) if isinstance(task.layers, nn.Module) else ()  # some look there
+    return (*layers, *whole)
 
 
 @contextmanager
@@ -201,8 +236,7 @@ class Evaluator:
         self._rounds = _Rounds(samples, runner.plan, runner.place.group_index, done)
         task, work, place = judged.task, runner.stage.work, runner.place
         self._stage = EvaluationStage(work, task.metrics if place.is_last else None)
-        whole = (task.layers,) if isinstance(task.layers, nn.Module) else ()  # some look there
-        self._modules = (*work.layers, *whole)
+        self._modules = _modules(work.layers, task)
         place = replace(place, schedule=EVALUATION)
         feed = None
         if place.is_first or place.is_last:

@@ -10,7 +10,7 @@ from orchestrator.core.training import ScheduleOptions, Task
 from orchestrator.errors import ConfigError
 from workers.data import SampleSource
 from workers.device import PROCESSOR, device_memory_bytes
-from workers.evaluation import EvaluationSet, evaluation_set
+from workers.evaluation import EvaluationSet, evaluation_set, try_evaluation
 from workers.grouping import freeze
 from workers.orders import TaskInfo, WorkerSpec
 from workers.rehearsal import rehearse
@@ -57,8 +57,11 @@ def load(spec: WorkerSpec, device_id: str) -> Loaded:
         load_weights(model, options.init_from)
     freeze(model, options.optimizer.groups)
     source = SampleSource(task.dataset, task.collate, spec.seed, task.inputs)
+    evaluation = evaluation_set(task, options, spec.seed)
     if spec.check:
         rehearse(model, task, source, spec.seed)
+        if evaluation is not None:
+            try_evaluation(model, evaluation, options, spec.seed)
     dataset_samples = source.num_samples
     if spec.dataset_samples not in (None, dataset_samples):
         raise ConfigError(
@@ -73,4 +76,4 @@ def load(spec: WorkerSpec, device_id: str) -> Loaded:
     lr = learning_rate(options, samples.num_steps, task.lr_factor)
     for step in (0, samples.num_steps - 1):
         lr(step)  # errors of the user's function are better told now than in the end
-    return Loaded(task, model, source, samples, lr, evaluation_set(task, options, spec.seed))
+    return Loaded(task, model, source, samples, lr, evaluation)

@@ -1,11 +1,11 @@
 """What to train and how: the user's Task, and the section ``training`` of the file."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from orchestrator.core.evaluation import Criterion, EarlyStop
+from orchestrator.core.evaluation import LOSS, Criterion, EarlyStop
 from orchestrator.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -265,6 +265,17 @@ class TrainingOptions:
     def criterion(self) -> Criterion:
         """Which evaluation is called the best."""
         return self.keep_best or self.early_stop or Criterion()
+
+    def metric_error(self, returned: Iterable[str]) -> str | None:
+        """What is wrong where ``Task.metrics`` returns these: one that is asked for is missing."""
+        known = (LOSS, *returned)
+        for key, asked in (("keep_best", self.keep_best), ("early_stop", self.early_stop)):
+            if asked is not None and asked.metric not in known:
+                return (
+                    f"training.{key}.metric is {asked.metric!r}, which Task.metrics does not "
+                    f"return; write one of {', '.join(known)}"
+                )
+        return None
 
     @property
     def schedules(self) -> tuple[str, ...]:

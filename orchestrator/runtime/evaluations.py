@@ -168,14 +168,8 @@ class Evaluations:
         return self._training.criterion if self._training else Criterion()
 
     def _check(self, evaluation: Evaluation) -> None:
-        known = (LOSS, *evaluation.metrics)
-        for key in ("keep_best", "early_stop"):
-            asked: Criterion | None = getattr(self._training, key, None)
-            if asked is not None and asked.metric not in known:
-                raise ConfigError(
-                    f"training.{key}.metric is {asked.metric!r}, which Task.metrics does not "
-                    f"return; write one of {', '.join(known)}"
-                )
+        if self._training and (error := self._training.metric_error(evaluation.metrics)):
+            raise ConfigError(error)
 
 
 def _sums(report: RoundReport) -> Iterable[tuple[str, float, float]]:

@@ -16,10 +16,12 @@ from orchestrator.core.evaluation import Evaluated, RoundReport
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import StepReport
 from orchestrator.core.training import Task
+from orchestrator.errors import UserCodeError
 from tests.runtime.harness import make_spec
 from tests.runtime.reference import saved_parameters, train_alone
 from workers.emulation import EmulatedStage
 from workers.evaluation import at_rest
+from workers.loading import load
 from workers.seeding import Draws
 from workers.splitting import load_task, split
 from workers.worker import WorkerSpec
@@ -186,7 +188,10 @@ def test_the_virtual_clock_pays_forwards_and_no_step_is_longer_for_it(
 def test_the_users_error_in_a_metric_is_told_with_the_users_own_frames(
     fleet: Fleet, tmp_path: Path
 ) -> None:
-    fleet.start(spec_of(tmp_path, task_args={"raises": True}))
+    spec = spec_of(tmp_path, task_args={"raises": True})
+    with pytest.raises(UserCodeError, match=r"a metric of mine \(tried on the first sample"):
+        load(spec, "a")
+    fleet.start(replace(spec, check=False))
     fleet.install(UNEVEN, first_step=0, end_step=10)
     assert {end.reason for end in fleet.all("run")} == {"failed"}
     told = [i for news in fleet.news() for i in news if getattr(i, "user_traceback", "")]

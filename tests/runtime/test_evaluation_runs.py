@@ -164,7 +164,9 @@ def test_a_run_that_gets_no_better_ends_finished_behind_that_evaluation(tmp_path
     )
     outcome = run_forked(run)
     assert outcome.status == "finished"
-    assert outcome.reason.startswith("early stop: loss was no better in 2 evaluations in a row")
+    assert outcome.reason.startswith(
+        "early stop: loss was no better by more than 99 in 2 evaluations"
+    )
     check(run, [4, 8, 12])  # the first is the best, whatever it is
     assert result_of(run)["steps"] == 12  # and not a step more
     assert run_forked(run).reason.startswith("was done before: early stop")

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.core.training import Task
+from orchestrator.core.training import TASK_IS_IMPORTED, Task
 from orchestrator.errors import ConfigError, UserCodeError
 from workers.agreement import check_agreement
 from workers.blocks import cut_blocks
@@ -104,6 +104,7 @@ def load_task(path: str, args: Mapping[str, Any], seed: int) -> Task:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+    imported = TASK_IS_IMPORTED.set(True)
     try:
         module = importlib.import_module(module_name)
     except BaseException as error:
@@ -116,6 +117,8 @@ def load_task(path: str, args: Mapping[str, Any], seed: int) -> Task:
         raise UserCodeError(
             f"importing {module_name} (training.task) raised {in_words(error)}", shown
         ) from error
+    finally:
+        TASK_IS_IMPORTED.reset(imported)
     factory = getattr(module, name, None)
     if not callable(factory):
         raise ConfigError(

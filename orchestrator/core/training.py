@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from orchestrator.core.evaluation import LOSS, Criterion, EarlyStop
 from orchestrator.errors import ConfigError
+
+TASK_IS_IMPORTED: ContextVar[bool] = ContextVar("TASK_IS_IMPORTED", default=False)
+"""Whether the task's module is being imported: whoever trains then would do so in every worker."""
 
 Precision = Literal["fp32", "bf16", "fp16"]
 

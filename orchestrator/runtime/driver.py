@@ -13,7 +13,7 @@ from orchestrator.config import RunConfig
 from orchestrator.control.persistence import CheckpointStore, RunStore
 from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
-from orchestrator.core.training import Task
+from orchestrator.core.training import TASK_IS_IMPORTED, Task
 from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.reports.live import View
 from orchestrator.runtime.folder import alone_in, open_folder
@@ -161,6 +161,11 @@ class Trainer:
         return self._fit("auto", Comparing(strategies))
 
     def _fit(self, resume: str, comparing: Comparing | None) -> Result:
+        if TASK_IS_IMPORTED.get():
+            raise ConfigError(
+                "the module of the task starts a training while it is imported, as every worker "
+                'does; write if __name__ == "__main__": over what starts it'
+            )
         run_url, view = self._config.run.run_url, with_callbacks(self._config, self._callbacks)
         error: OrchestratorError | None = None
         try:

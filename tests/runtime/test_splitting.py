@@ -176,6 +176,15 @@ def test_an_error_in_the_users_module_keeps_only_the_users_frames(
         assert ours not in caught.value.user_traceback
 
 
+def test_a_script_that_trains_while_a_worker_imports_it_is_told_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "trains_at_once", "import orchestrator\norchestrator.Trainer(None, None).fit()")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserCodeError, match='write if __name__ == "__main__": over what starts'):
+        load_task("trains_at_once:task", {}, 0)
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -88,6 +88,9 @@ def rehearse(model: SplitModel, task: Task, source: SampleSource, seed: int) -> 
             return
         hall.compare(together, apart, largest, parameters)
         hall.compare_first(first, apart)
+    except ConfigError:
+        hall.check_samples()  # where they are others each time, that is why
+        raise
     except UserCodeError as error:
         raise UserCodeError(
             f"{error} (tried on {NUM_SAMPLES} samples and on one: any number must do)",
@@ -107,9 +110,25 @@ class _Hall:
             first_layer=0, layers=model.layers, names=model.names, seed=seed, precision="fp32",
             device=torch.device("cpu"), loss=task.loss, loss_scale=LossScale("fp32"),
         )  # fmt: skip
+        self._given: dict[tuple[int, ...], list[Tensor]] = {}  # by positions, when first asked for
+        self._changed: Sequence[int] = ()  # positions whose samples were others later
 
     def _batch(self, positions: Sequence[int]) -> Any:
-        return self._source.batch(positions)
+        batch = self._source.batch(positions)
+        given = [t.clone() for t in border.tensors(batch)]
+        if not all(map(_same, self._given.setdefault(tuple(positions), given), given)):
+            self._changed = positions
+        return batch
+
+    def check_samples(self) -> None:
+        """Raise a ConfigError where the dataset gave something else when asked again."""
+        if self._changed:
+            raise ConfigError(
+                f"training.task: Task.dataset (or Task.collate) gave another sample at position "
+                f"{self._changed[0]} when asked again, so the result would depend on the plan. "
+                "Draw with torch, numpy or random, which are seeded by position; seed generators "
+                "of your own by the index, or, in a stream, anew in each __iter__"
+            )
 
     def _inputs(self, batch: Any, positions: Sequence[int]) -> Any:
         with user_code("Task.inputs"):
@@ -280,6 +299,11 @@ class _Hall:
                     "what is padded, and let the first dimension of all tensors be the samples"
                 )
         return None
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    same = one.shape == other.shape and one.dtype == other.dtype
+    return same and bool(((one == other) | one.isnan()).all())
 
 
 def _padded(whole: Any, parts: Sequence[Any]) -> bool:

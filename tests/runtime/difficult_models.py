@@ -21,6 +21,15 @@ from tests.runtime.models import Rows, squares
 WIDTH = 6
 
 
+class Noisy(Rows):
+    """Draws with a generator of its own, which nobody seeds by the index."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.generator = getattr(self, "generator", torch.Generator())
+        x, y = super().__getitem__(index)
+        return x + torch.randn(x.shape, generator=self.generator), y
+
+
 def of(layers: Any, loss: Any = squares, **options: Any) -> Task:
     modules = nn.ModuleList(layers) if isinstance(layers, list) else layers
     modules.to(torch.float64)
@@ -630,6 +639,9 @@ REFUSED: dict[str, tuple[Callable[[], Task], str]] = {
         r"layer 1 \(1\) returns for a sample"),
     "the_samples_shuffled": (
         lambda: says(lambda own, x: own.line(x)[torch.randperm(len(x))]), "global generator"),
+    "samples_that_are_others_each_time": (
+        lambda: between(dataset=Noisy(40, WIDTH, dtype=torch.float64)),
+        r"dataset .* gave another sample at position \d .*own by the index"),
     "a_penalty_in_the_loss": (
         lambda: between(loss=lambda output, batch: (squares(output, batch)[0] + 1.0, len(output))),
         "a sum of what each sample gives"),

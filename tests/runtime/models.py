@@ -555,11 +555,16 @@ def deadly(at: int = 33, hangs: bool = False) -> Task:
 
 
 def judged(
-    num_layers: int = 4, width: int = 8, num_eval: int = 21, raises: bool = False, form: str = ""
+    num_layers: int = 4,
+    width: int = 8,
+    num_eval: int = 21,
+    raises: bool = False,
+    form: str = "",
+    blank: bool = False,
 ) -> Task:
     """Residual layers with dropout, an evaluation dataset of its own, and a metric.
 
-    ``form``: ``blocks`` or ``whole`` for a model as one module.
+    ``form``: ``blocks`` or ``whole`` for a model as one module. ``blank``: the metric has no weight.
     """
 
     def metrics(output: Tensor, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
@@ -569,7 +574,7 @@ def judged(
         np.random.rand()  # noqa: NPY002 - careless, as ``Jittery``
         random.random()
         near = ((output - batch[1]).abs().mean(1) < 1.5).sum()
-        return {"near": (near, len(batch[1]))}
+        return {"near": (near, 0 if blank else len(batch[1]))}
 
     model = Whole(num_layers, width)
     blocks = Blocks(embed=model.embed, block=lambda i, x: model.blocks[i](x), head=model.head)

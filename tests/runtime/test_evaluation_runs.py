@@ -14,7 +14,7 @@ from orchestrator.control.faults import FaultPlan
 from orchestrator.control.persistence import CheckpointStore, RunStore
 from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, RunEvent
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, UserCodeError
 from orchestrator.export import export_weights
 from orchestrator.runtime.chaos import with_faults
 from tests.runtime.reference import train_alone
@@ -203,9 +203,10 @@ def test_what_is_not_there_is_named(tmp_path: Path, override: str, message: str)
 
 
 def test_what_only_the_last_evaluation_shows_is_told_and_the_steps_are_kept(tmp_path: Path) -> None:
-    metric = "training.keep_best={metric: nea, mode: max}"
-    run = config_of(tmp_path, "training.steps=10", metric)
-    with pytest.raises(ConfigError, match="the metric 'nea' says which evaluation"):
+    stop = "training.early_stop={metric: near, mode: max, patience: 2}"
+    blank = "training.task_args.blank=true"
+    run = config_of(tmp_path, "training.steps=10", "training.eval_every_steps=5", stop, blank)
+    with pytest.raises(UserCodeError, match="near was no finite number in any evaluation"):
         run_forked(run)
     assert result_of(run)["resumable"]
     assert CheckpointStore(run.run.run_url).steps()[-1] == result_of(run)["steps"] == 10

@@ -564,7 +564,7 @@ def judged(
 ) -> Task:
     """Residual layers with dropout, an evaluation dataset of its own, and a metric.
 
-    ``form``: ``blocks`` or ``whole`` for a model as one module. ``blank``: the metric has no weight.
+    ``form``: ``blocks`` or ``whole`` for a model as one module. ``blank``: it has no weight.
     """
 
     def metrics(output: Tensor, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:

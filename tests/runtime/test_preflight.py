@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.runtime
 
 SECRET = b"s" * 32
-TIMEOUT_S = 0.5
+TIMEOUT_S = 3.0  # what must answer has to on a busy machine, too
 
 
 @contextmanager

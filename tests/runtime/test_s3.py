@@ -157,8 +157,9 @@ def test_a_run_in_a_bucket_survives_hiccups_and_a_kill_resumes_and_is_reported(
     output = ended(second)
     assert second.returncode == 0, output
     (resumed,) = [e["detail"] for e in records.read("events") if e["kind"] == "resumed"]
-    # Workers end a moment after the job's process, and a late checkpoint has a step of its own.
-    assert resumed in {f"at step {step}" for step in range(manifest.step, 60)}
+    # Head and workers end a moment after the job's process, on a busy machine a longer one: a
+    # late checkpoint has a step of its own, the last one at most.
+    assert resumed in {f"at step {step}" for step in range(manifest.step, 61)}
     steps = records.read("steps")
     assert [row["step"] for row in steps] == list(range(60))
     assert [row["loss"] for row in steps] == pytest.approx(losses_alone(run), rel=1e-5)

@@ -106,3 +106,11 @@ def check_books(run: RunConfig, outcome: Outcome) -> None:
     result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
     assert (result["status"], result["steps"]) == (outcome.status, len(steps))
     assert result["spent_usd"] == pytest.approx(sum(row["usd"] for row in ledger), abs=1e-9)
+
+
+def check_undisturbed(run: RunConfig, outcome: Outcome) -> None:
+    """It finished with sound books, and with the losses of one process."""
+    assert outcome.status == "finished"
+    check_books(run, outcome)
+    losses = [row["loss"] for row in read(run, "steps.jsonl")]
+    assert losses == pytest.approx(losses_alone(run), rel=1e-5)

@@ -20,8 +20,8 @@ from tests.runtime.small_runs import (
     TEXT,
     Watcher,
     check_books,
+    check_undisturbed,
     config,
-    losses_alone,
     once_at,
     read,
 )
@@ -67,7 +67,7 @@ def test_a_checkpoint_that_cannot_be_written_or_read_costs_steps_but_not_the_run
 ) -> None:
     """Lightning-AI/pytorch-lightning#19970, ray-project/ray#47939: the one before serves."""
     run = config(tmp_path, steps=60)
-    bar(run, 20)
+    bar(run, 10)  # the first one: a later one is left out where this is still being written
 
     def stop() -> None:
         raise InterruptedError
@@ -77,19 +77,15 @@ def test_a_checkpoint_that_cannot_be_written_or_read_costs_steps_but_not_the_run
     assert stopped.status == "stopped"
     check_books(run, stopped)
     (warning,) = warnings(run)
-    assert warning.startswith("checkpoint_failed: of step 20: ")
-    assert "checkpoints/step-000020" in warning
+    assert warning.startswith("checkpoint_failed: of step 10: ")
+    assert "checkpoints/step-000010" in warning
     older, newest = CheckpointStore(run.run.run_url).steps()
-    assert 20 not in (older, newest)
+    assert 10 not in (older, newest)
 
     damage(run, newest)
     page = Page(run)
     finished = run_forked(run, view=page)
-    assert finished.status == "finished"
-    check_books(run, finished)
-    assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
-        losses_alone(run), rel=1e-5
-    )
+    check_undisturbed(run, finished)
     (told,) = warnings(run)[1:]
     assert told.startswith("checkpoint_damaged: ")
     assert re.search(r'lyray_warnings_total{reason="checkpoint_damaged",.*} 1\.0', page.text)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.builders import make_profile
-from orchestrator import cli, storage
+from orchestrator import cli, commands, storage
 from orchestrator.control.persistence import RunStore
 from orchestrator.core.model import profile_to_json
 from orchestrator.errors import (
@@ -139,7 +139,7 @@ def test_ctrl_c_while_the_file_is_read_ends_with_130_and_a_status_line(
     def load(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("orchestrator.cli._load", load)
+    monkeypatch.setattr("orchestrator.commands.load", load)
     assert lyray(monkeypatch, "run", "run.yaml") == 130
     assert last_line(capsys.readouterr().out)["status"] == "stopped"
 
@@ -166,7 +166,7 @@ def test_every_error_ends_with_its_own_code_and_status(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "_run", fails)
+    monkeypatch.setattr(commands, "run", fails)
     assert lyray(monkeypatch, "run", "run.yaml") == code
     out, err = capsys.readouterr()
     line = last_line(out)
@@ -183,7 +183,7 @@ def test_our_own_mistake_shows_no_trace_but_names_the_file_that_has_it(
     def fails(*_: object, **__: object) -> None:
         raise ZeroDivisionError("in the deep")
 
-    monkeypatch.setattr(cli, "_run", fails)
+    monkeypatch.setattr(commands, "run", fails)
     assert lyray(monkeypatch, "run", "run.yaml") == 1
     out, err = capsys.readouterr()
     assert last_line(out)["status"] == "failed"

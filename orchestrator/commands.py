@@ -1,0 +1,200 @@
+"""What each command of lyray does once its arguments are read; heavy modules load where needed."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator import storage
+from orchestrator.ending import tell
+from orchestrator.errors import ConfigError
+
+if TYPE_CHECKING:
+    from orchestrator.config import RunConfig
+    from orchestrator.core.model import ModelProfile
+    from orchestrator.reports.live import View
+    from orchestrator.whatif.rehearsal import Comparison
+
+
+def load(path: str, overrides: list[str] | None, *, links_known: bool = True) -> "RunConfig":
+    """Read a file and check the names in it: kinds, links, files, the task."""
+    from orchestrator.config import RunConfig
+    from orchestrator.control.pools import build_cluster, build_devices, run_figures
+    from orchestrator.inputs import check_file, check_folder, read_profile
+    from orchestrator.support import find_task
+
+    config = RunConfig.load(path, overrides or ())
+    (build_cluster if links_known else build_devices)(config.cluster)
+    feed, profile = config.cluster.price_feed, config.cluster.profile
+    for key, file in (
+        ("cluster.profile", profile),
+        ("training.init_from", config.training.init_from),
+        ("cluster.price_feed.path", feed.path if feed else None),
+    ):
+        if file is not None:
+            check_file(file, f"{path}: {key}")
+    if profile is not None:
+        measured = read_profile(profile)
+        if config.cluster.source != "ray":  # there the kinds are known once devices are found
+            run_figures(config.cluster, config.emulation, config.training, measured, num_cores=1)
+    check_folder(config.run.run_url, "run.storage_path with run.name")
+    find_task(config.training.task, config.training.task_args, Path.cwd())
+    return config
+
+
+def _measured(config: "RunConfig") -> "ModelProfile":
+    """The model's layers: of the profile file, or found in this process."""
+    from orchestrator.inputs import read_profile
+
+    if config.cluster.profile is not None:
+        return read_profile(config.cluster.profile)
+    from orchestrator.runtime.processes import look_at_model
+
+    return look_at_model(config)
+
+
+def profile(config: "RunConfig", output: str, *, as_json: bool) -> None:
+    """Measure layers and links, write the profile file ``output``, and say what was found."""
+    from rich.console import Console
+
+    from orchestrator.core.model import profile_to_json
+    from orchestrator.inputs import check_output
+    from orchestrator.reports.profile_table import print_profile
+    from orchestrator.runtime.profiling import profile_cluster
+
+    check_output(output, "-o")
+    with Console(stderr=True).status("loading the task") as status:  # shown on a terminal only
+        found = profile_cluster(config, str(Path.cwd()), status.update)
+    storage.write_json(output, profile_to_json(found.model))
+    if as_json:
+        print(json.dumps({"profile": output, **found.to_data()}, indent=1, allow_nan=False))
+        return
+    print_profile(Console(), found.model, found.words, [link.rule for link in found.links])
+    print(f"wrote {output}; name it as cluster.profile to plan and run with these figures")
+
+
+def plan(config: "RunConfig", *, as_json: bool, html: str | None) -> None:
+    """Print the plans that could run; write page and trace where ``html`` says so."""
+    from rich.console import Console
+
+    from orchestrator.inputs import check_output
+    from orchestrator.reports.plan_page import plan_page, trace_json
+    from orchestrator.reports.tables import plan_table, worth_table
+    from orchestrator.reports.worth import WORTH_HELP
+    from orchestrator.whatif.plans import what_if, what_if_data
+
+    check_output(html, "--html")
+    found = what_if(config, _measured(config), stopwatch=time.monotonic)
+    written = []
+    if html is not None:
+        page = plan_page(
+            config.run.name, found.rows, found.problem.cluster, found.timelines, found.notes,
+            found.worth,
+        )  # fmt: skip
+        trace = str(Path(html).with_suffix(".trace.json"))
+        storage.write_bytes(html, page.encode())
+        storage.write_bytes(
+            trace,
+            trace_json(found.chosen.plan, found.timelines, found.chosen.estimate).encode(),
+        )
+        written = [html, trace]
+    if as_json:
+        print(json.dumps(what_if_data(config, found), indent=1, allow_nan=False))
+        return
+    console = Console()
+    console.print(plan_table(found.rows, batch_samples=config.training.global_batch))
+    if found.worth is not None:
+        console.print()
+        console.print(worth_table(found.worth))
+        console.print(WORTH_HELP, style="dim", highlight=False)
+    for note in found.notes:
+        console.print(note, style="dim", highlight=False)
+    if written:
+        print(f"wrote {' and '.join(written)} (the trace opens in ui.perfetto.dev)")
+
+
+def simulate(config: "RunConfig", found: "Comparison", *, as_json: bool, html: str | None) -> None:
+    """Run the rehearsals of ``found`` and print them side by side."""
+    from rich.console import Console
+
+    from orchestrator.inputs import check_output
+    from orchestrator.whatif.rehearsal_page import rehearsal_page
+    from orchestrator.whatif.rehearsal_table import rehearsal_data, rehearsal_table
+
+    check_output(html, "--html")
+    measured = _measured(config)
+    with Console(stderr=True).status("simulating") as status:  # shown on a terminal only
+        results = found.run(measured, status.update)
+    if html is not None:
+        storage.write_bytes(html, rehearsal_page(config, results).encode())
+    if as_json:
+        print(json.dumps(rehearsal_data(config, results), indent=1, allow_nan=False))
+        return
+    Console().print(rehearsal_table(config, results))
+    if html is not None:
+        print(f"wrote {html}")
+
+
+def run(config: "RunConfig", resume: str, compare: tuple[str, ...], chaos: str | None) -> None:
+    """Train, and end the process with the run's exit code."""
+    from orchestrator.runtime.chaos import with_chaos
+    from orchestrator.runtime.driver import exit_code, run_job, with_callbacks
+    from orchestrator.runtime.news import Comparing
+
+    view = with_callbacks(config, (), _view(config))
+    comparing = Comparing(compare) if compare else None
+    try:
+        outcome = run_job(with_chaos(config, chaos), resume=resume, view=view, comparing=comparing)
+    finally:
+        view.close()
+    if view.error is not None:
+        raise view.error
+    tell(outcome.status, outcome.reason, config.run.run_url)
+    sys.exit(exit_code(outcome))
+
+
+def strategies(names: str | None) -> tuple[str, ...]:
+    """The strategies of ``--compare``."""
+    from orchestrator.support import STRATEGIES
+
+    given = STRATEGIES if names == "all" else tuple(filter(None, (names or "").split(",")))
+    for name in given:
+        if name not in STRATEGIES:
+            raise ConfigError(f"--compare {name}: write all, or some of {', '.join(STRATEGIES)}")
+    return given
+
+
+def _view(config: "RunConfig") -> "View":
+    from rich.console import Console
+
+    from orchestrator.reports.live import LiveView, PlainView
+
+    console = Console()
+    if not console.is_terminal:
+        return PlainView(lambda line: print(line, flush=True))
+    name, num_steps = config.run.name, config.training.steps
+    usd = config.budget.average_per_hour_usd
+    return LiveView(console, name=name, num_steps=num_steps, budget_per_hour_usd=usd)
+
+
+def report(run_dir: str, *, as_json: bool, html: str | None, bill: str | None) -> None:
+    """Print the report of a run, as text or JSON; write its page where ``html`` says so."""
+    from rich.console import Console
+
+    from orchestrator.inputs import check_output, read_text
+    from orchestrator.reports.run_page import run_page
+    from orchestrator.reports.run_report import compare_bill, read_run, report_data
+    from orchestrator.reports.run_text import print_report
+
+    check_output(html, "--html")
+    found = read_run(run_dir)
+    compared = () if bill is None else compare_bill(found, read_text(bill, bill, "give a CSV file"))
+    if html is not None:
+        storage.write_bytes(html, run_page(found).encode())
+    if as_json:
+        print(json.dumps(report_data(found, compared), indent=1, allow_nan=False))
+        return
+    print_report(Console(), found, compared)
+    if html is not None:
+        print(f"wrote {html}")

@@ -59,16 +59,25 @@ def lyray(
 
 
 @app.command()
-def validate(config: Config, overrides: Set = None) -> None:
+def validate(
+    config: Config,
+    overrides: Set = None,
+    upload: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Also say what `ray job submit` would send of DIR."),
+    ] = None,
+) -> None:
     """Check a file: keys, units, names. Starts and executes nothing.
 
-    Example: lyray validate run.yaml
+    Example: lyray validate run.yaml --upload .
     """
     from orchestrator.whatif.summary import summary
     from orchestrator.whatif.traces import traces_of
 
     checked = commands.load(config, overrides)
     traces_of(checked)
+    if upload is not None:
+        commands.upload(config, checked, upload)
     print(f"{config}: fine. {summary(checked)}")
 
 

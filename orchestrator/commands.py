@@ -43,6 +43,15 @@ def load(path: str, overrides: list[str] | None, *, links_known: bool = True) ->
     return config
 
 
+def upload(path: str, config: "RunConfig", folder: str) -> None:
+    """Say what ``ray job submit --working-dir FOLDER`` would send for a run of this file."""
+    from orchestrator.runtime.upload import look_at_upload
+    from orchestrator.support import find_task
+
+    task = find_task(config.training.task, config.training.task_args, Path.cwd())
+    print(look_at_upload(Path(folder), [Path(path), *([task] if task else [])]))
+
+
 def _measured(config: "RunConfig") -> "ModelProfile":
     """The model's layers: of the profile file, or found in this process."""
     from orchestrator.inputs import read_profile

@@ -72,13 +72,16 @@ def check_supported(
     return problems
 
 
-def find_task(path: str, arguments: Mapping[str, object], folder: Path) -> None:
+def find_task(path: str, arguments: Mapping[str, object], folder: Path) -> Path | None:
     """Check that ``module:callable`` exists and takes the arguments; import and run nothing.
 
     Args:
         path: ``training.task``.
         arguments: ``training.task_args``.
         folder: The working directory, searched first.
+
+    Returns:
+        The file of the module; None where it is no Python source.
 
     Raises:
         ConfigError: If it cannot be found or called so, with the place and the mend.
@@ -96,7 +99,7 @@ def find_task(path: str, arguments: Mapping[str, object], folder: Path) -> None:
             "the installed packages; start the command in the folder that holds it"
         )
     if spec.origin is None or not spec.origin.endswith(".py"):
-        return  # compiled or a namespace: only importing can tell
+        return None  # compiled or a namespace: only importing can tell
     try:
         tree = ast.parse(Path(spec.origin).read_bytes(), spec.origin)  # bytes may name a coding
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -115,6 +118,7 @@ def find_task(path: str, arguments: Mapping[str, object], folder: Path) -> None:
     definition = names.get(name)
     if isinstance(definition, ast.FunctionDef) and not definition.decorator_list:
         _check_arguments(definition.args, name, arguments)
+    return Path(spec.origin)
 
 
 def _cluster_problems(cluster: ClusterOptions) -> Iterator[str]:

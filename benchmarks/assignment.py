@@ -12,6 +12,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from benchmarks.builders import make_cluster, make_device, make_group, make_plan, make_problem
 from benchmarks.builders import make_profile as profile_of
 from benchmarks.result import Figure, Result, main
+from orchestrator.core.budget import LimitOptions
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
 from orchestrator.planning.assignment import SlotAssignment
@@ -19,7 +20,6 @@ from orchestrator.planning.constraints import make_rows
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.margins import marginal_values
 from orchestrator.planning.program import SlotProgram
-from orchestrator.planning.queues import LimitOptions
 from orchestrator.planning.slot_table import slot_table
 from orchestrator.planning.waterfill import water_fill
 

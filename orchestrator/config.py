@@ -17,13 +17,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from orchestrator import storage
 from orchestrator.control.backend import ClusterOptions, EmulationOptions
 from orchestrator.control.recovery import FailureOptions
+from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.training import GroupOptions, OptimizerOptions, TrainingOptions
 from orchestrator.document import apply_override, read_document
 from orchestrator.errors import ConfigError
 from orchestrator.familiar import FAMILIAR
 from orchestrator.inputs import MAX_TEXT_BYTES, read_text
 from orchestrator.planning.lyapunov import ControlOptions
-from orchestrator.planning.queues import BudgetOptions
 from orchestrator.ranges import range_problems
 from orchestrator.storage import Json, RunOptions
 from orchestrator.support import LATER_SECTIONS, check_supported

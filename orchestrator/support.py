@@ -10,10 +10,10 @@ from pathlib import Path
 
 from orchestrator.control.backend import ClusterOptions, EmulationOptions
 from orchestrator.control.faults import Fault
+from orchestrator.core.budget import BudgetOptions, LimitOptions
 from orchestrator.core.training import TrainingOptions
 from orchestrator.errors import ConfigError
 from orchestrator.planning.lyapunov import ControlOptions
-from orchestrator.planning.queues import BudgetOptions, LimitOptions
 from orchestrator.training_support import NOT_YET, choice, training_problems
 
 STRATEGIES = (

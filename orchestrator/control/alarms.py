@@ -2,12 +2,12 @@
 
 from orchestrator.control.records import Clock
 from orchestrator.control.treasury import Treasury
+from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.durable import AlarmMark, ControlState
 from orchestrator.core.slot import RunEventKind
 from orchestrator.planning.alarm import InfeasibilityAlarm, alarm_window_s
 from orchestrator.planning.lyapunov import ControlOptions
-from orchestrator.planning.queues import BudgetOptions
 from orchestrator.telemetry.coherence import Coherence
 
 MIN_COHERENCE_TIMES = 3.0

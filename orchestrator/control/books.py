@@ -12,6 +12,7 @@ from orchestrator.control.records import Clock, Settled, Totals
 from orchestrator.control.scribe import Scribe
 from orchestrator.control.traffic import Traffic, move_traffic, step_traffic
 from orchestrator.control.treasury import Treasury
+from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.durable import ControlState, LedgerEntry
 from orchestrator.core.model import ModelProfile
@@ -33,7 +34,6 @@ from orchestrator.core.training import TrainingOptions
 from orchestrator.planning.blocks import with_surcharges
 from orchestrator.planning.guards import LedgerView
 from orchestrator.planning.lyapunov import ControlOptions
-from orchestrator.planning.queues import BudgetOptions
 from orchestrator.telemetry.estimator import Estimator, Straggler
 from orchestrator.telemetry.prices import PriceDoubt
 

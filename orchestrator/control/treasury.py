@@ -6,6 +6,7 @@ from math import fsum, inf
 
 from orchestrator.control.ledger import Ledger, slot_bill_bound_usd
 from orchestrator.control.overhead import Overhead
+from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.durable import ControlState
 from orchestrator.core.slot import StepEstimate
@@ -14,7 +15,6 @@ from orchestrator.planning.guards import OVERRUN_STEPS, LedgerView
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.planning.queues import (
     RATIO_HEADROOM,
-    BudgetOptions,
     Queues,
     overspend_bound_usd,
     penalty_weight,

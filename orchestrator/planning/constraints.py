@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from orchestrator.core.budget import LimitOptions
 from orchestrator.core.plan import Group
 from orchestrator.core.slot import Candidate, StepEstimate
 from orchestrator.planning.alike import AlikeSet, alike_sets
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.queues import LimitOptions
 
 TOLERANCE = 1e-9
 """Relative; a plan at its limit obeys it whatever order its figures were added in."""

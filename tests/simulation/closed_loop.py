@@ -7,6 +7,7 @@ from functools import cache
 from benchmarks.builders import make_cluster, make_device, make_profile
 from orchestrator.control.books import LoopOptions
 from orchestrator.control.loop import ControlLoop
+from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.cluster import ClusterState, Link, Offer
 from orchestrator.core.durable import ControlState, LedgerEntry
 from orchestrator.core.model import ModelProfile
@@ -24,7 +25,6 @@ from orchestrator.core.training import TrainingOptions
 from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.lyapunov import ControlOptions
-from orchestrator.planning.queues import BudgetOptions
 from orchestrator.simulation.backend import SimulatedBackend, SimulationOptions
 from orchestrator.simulation.traces import TraceEvent
 from orchestrator.strategies.explorer import Explorer, candidate_of, idle_candidate

@@ -4,7 +4,7 @@ from math import fsum
 
 import pytest
 
-from orchestrator.planning.queues import BudgetOptions
+from orchestrator.core.budget import BudgetOptions
 from tests.simulation.closed_loop import SLOT_S, Menu, Rehearsal, demo_cluster, rehearsal
 
 BLOCKS = {"minute 20": (1200.0, 1200.0), "hour": (3600.0, 3600.0), "first hour": (3600.0, 1.0)}

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from orchestrator.control.loop import ControlLoop
+from orchestrator.core.budget import BudgetOptions, LimitOptions
 from orchestrator.core.durable import ControlState
 from orchestrator.core.slot import SlotRecord, first_problem
 from orchestrator.errors import InfeasibleError, LostWorkerError
 from orchestrator.planning.lyapunov import ControlOptions
-from orchestrator.planning.queues import BudgetOptions, LimitOptions
 from orchestrator.simulation.traces import TraceEvent
 from orchestrator.storage import from_json, to_json
 from tests.simulation.closed_loop import (

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.core.budget import BudgetOptions, LimitOptions
 from orchestrator.errors import InfeasibleError
-from orchestrator.planning.queues import BudgetOptions, LimitOptions
 from orchestrator.simulation.traces import TraceEvent
 from tests.simulation.closed_loop import PER_HOUR, Rehearsal, demo_cluster, rehearsal
 

@@ -7,10 +7,10 @@ from math import fsum
 import numpy as np
 import pytest
 
+from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.durable import ControlState
 from orchestrator.core.slot import SlotRecord
 from orchestrator.planning.lyapunov import ControlOptions
-from orchestrator.planning.queues import BudgetOptions
 from orchestrator.simulation.traces import TraceEvent
 from orchestrator.storage import from_json, to_json
 from tests.simulation.closed_loop import PER_HOUR, Menu, Rehearsal, demo_cluster, rehearsal

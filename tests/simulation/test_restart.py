@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.durable import ControlState
 from orchestrator.core.slot import Candidate, PlanningProblem, SlotRecord
-from orchestrator.planning.queues import BudgetOptions
 from orchestrator.simulation.traces import TraceEvent
 from orchestrator.storage import from_json, to_json
 from orchestrator.strategies.registry import Strategy

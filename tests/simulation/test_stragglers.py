@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.planning.queues import BudgetOptions
+from orchestrator.core.budget import BudgetOptions
 from orchestrator.simulation.traces import TraceEvent
 from orchestrator.telemetry.trends import RETRY_SLOTS
 from tests.simulation.closed_loop import SLOT_S, Rehearsal, rehearsal

@@ -4,10 +4,10 @@ from benchmarks.builders import make_cluster, make_device
 from orchestrator.control.alarms import Alarms
 from orchestrator.control.records import Clock
 from orchestrator.control.treasury import Treasury
+from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.slot import StepEstimate
 from orchestrator.planning.frontier import BudgetValue
 from orchestrator.planning.lyapunov import ControlOptions
-from orchestrator.planning.queues import BudgetOptions
 
 BUDGET = BudgetOptions(average_per_hour_usd=3.6, horizon_hours=10.0)
 CONTROL = ControlOptions(slot_s=60.0, kappa=0.2)

@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks.builders import make_cluster, make_device, make_profile
 from orchestrator.control.books import Books, LoopOptions
+from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.slot import ClusterEvent, DeviceLost, WorkerFailed
 from orchestrator.core.training import TrainingOptions
 from orchestrator.planning.lyapunov import ControlOptions
-from orchestrator.planning.queues import BudgetOptions
 
 IN_USE = ("a-0", "b-0")
 TAKEN = DeviceLost("a-0", "its node went", preempted=True)

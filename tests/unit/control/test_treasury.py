@@ -5,10 +5,10 @@ import pytest
 from benchmarks.builders import make_cluster, make_device
 from orchestrator.control.ledger import Ledger
 from orchestrator.control.treasury import Treasury
+from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.slot import IDLE_ESTIMATE, StepEstimate
 from orchestrator.planning.frontier import BudgetValue
 from orchestrator.planning.lyapunov import ControlOptions
-from orchestrator.planning.queues import BudgetOptions
 
 BUDGET = BudgetOptions(average_per_hour_usd=3.6, horizon_hours=10.0)  # b = 0.001 $/s, H = 36000 s
 CONTROL = ControlOptions(slot_s=60.0)

@@ -12,6 +12,7 @@ from benchmarks.builders import (
     make_problem,
     make_profile,
 )
+from orchestrator.core.budget import LimitOptions
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
 from orchestrator.planning.assignment import SlotAssignment
@@ -20,7 +21,6 @@ from orchestrator.planning.cost import CostModel
 from orchestrator.planning.event import retime
 from orchestrator.planning.margins import MarginalValues, marginal_values
 from orchestrator.planning.program import SlotProgram
-from orchestrator.planning.queues import LimitOptions
 from orchestrator.planning.slot_table import slot_table
 from orchestrator.planning.waterfill import water_fill
 

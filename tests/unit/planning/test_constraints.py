@@ -10,12 +10,12 @@ from benchmarks.builders import (
     make_problem,
     make_profile,
 )
+from orchestrator.core.budget import LimitOptions
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate
 from orchestrator.planning.alike import alike_sets
 from orchestrator.planning.constraints import Row, broken, make_rows, row_use, sums_usd
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.queues import LimitOptions
 
 FIRST, SECOND = make_device("a-0", zone="z1"), make_device("b-0", zone="z2")
 CLUSTER = make_cluster(

@@ -12,13 +12,13 @@ from benchmarks.builders import (
     make_problem,
     make_profile,
 )
+from orchestrator.core.budget import LimitOptions
 from orchestrator.core.cluster import ClusterState, Device
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import Candidate, PlanningProblem
 from orchestrator.planning.constraints import Row, make_rows
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.margins import DeviceWorth, MarginalValues, marginal_values
-from orchestrator.planning.queues import LimitOptions
 from orchestrator.planning.waterfill import water_fill
 
 SECONDS = {"fast": 0.01, "slow": 0.04}  # forward of a layer; a sample takes 12 times as long

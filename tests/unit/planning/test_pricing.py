@@ -10,12 +10,12 @@ from benchmarks.builders import (
     make_problem,
     make_profile,
 )
+from orchestrator.core.budget import LimitOptions
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import IDLE_ESTIMATE, Candidate, PlanningProblem
 from orchestrator.planning.constraints import Breach, Row, broken, make_rows
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.pricing import is_held_back, nearest_breach, price_rows, search_within
-from orchestrator.planning.queues import LimitOptions
 from orchestrator.strategies.joint import Joint
 
 IDLE = Candidate(Plan(0, "1f1b"), IDLE_ESTIMATE)

@@ -4,14 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.planning.queues import (
-    BudgetOptions,
-    LimitOptions,
-    Queues,
-    overspend_bound_usd,
-    penalty_weight,
-    queue_cap_usd,
-)
+from orchestrator.core.budget import BudgetOptions, LimitOptions
+from orchestrator.planning.queues import Queues, overspend_bound_usd, penalty_weight, queue_cap_usd
 
 
 def test_backlog_grows_by_what_was_billed_above_the_budget_of_the_real_length() -> None:

@@ -24,6 +24,12 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file; may repeat."),
 ]
+Overlay = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--overlay", metavar="FILE", help="YAML that replaces keys of the file; may repeat."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
 Html = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Write a page of its own to FILE.")
@@ -60,25 +66,19 @@ def lyray(
 
 @app.command()
 def validate(
-    config: Config,
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="YAML files of runs.")],
+    overlays: Overlay = None,
     overrides: Set = None,
     upload: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Also say what `ray job submit` would send of DIR."),
     ] = None,
 ) -> None:
-    """Check a file: keys, units, names. Starts and executes nothing.
+    """Check files, each by itself: keys, units, names. Starts and executes nothing.
 
     Example: lyray validate run.yaml --upload .
     """
-    from orchestrator.whatif.summary import summary
-    from orchestrator.whatif.traces import traces_of
-
-    checked = commands.load(config, overrides)
-    traces_of(checked)
-    if upload is not None:
-        commands.upload(config, checked, upload)
-    print(f"{config}: fine. {summary(checked)}")
+    commands.validate(files, overlays, overrides, upload)
 
 
 @app.command()
@@ -88,6 +88,7 @@ def profile(
         str | None,
         typer.Option("-o", metavar="FILE", help="The profile file, else NAME.profile.json."),
     ] = None,
+    overlays: Overlay = None,
     overrides: Set = None,
     as_json: AsJson = False,
 ) -> None:
@@ -95,19 +96,26 @@ def profile(
 
     Example: lyray profile run.yaml -o profile.json
     """
-    loaded = commands.load(config, [*(overrides or ()), "cluster.profile=null"], links_known=False)
+    unmeasured = [*(overrides or ()), "cluster.profile=null"]
+    loaded = commands.load(config, overlays, unmeasured, links_known=False)
     with ending(loaded.run.run_url):
         name = f"{loaded.run.name}.profile.json" if output is None else output
         commands.profile(loaded, name, as_json=as_json)
 
 
 @app.command()
-def plan(config: Config, overrides: Set = None, as_json: AsJson = False, html: Html = None) -> None:
+def plan(
+    config: Config,
+    overlays: Overlay = None,
+    overrides: Set = None,
+    as_json: AsJson = False,
+    html: Html = None,
+) -> None:
     """Show what would run, beside the baselines. Trains nothing.
 
     Example: lyray plan run.yaml --html plan.html
     """
-    loaded = commands.load(config, overrides)
+    loaded = commands.load(config, overlays, overrides)
     with ending(loaded.run.run_url):
         commands.plan(loaded, as_json=as_json, html=html)
 
@@ -117,6 +125,7 @@ def simulate(  # noqa: PLR0913 - one option each
     config: Config,
     *,
     days: Annotated[float, typer.Option(help="Billed days; the run may end first.")] = 2.0,
+    overlays: Overlay = None,
     overrides: Set = None,
     as_json: AsJson = False,
     compare: Annotated[
@@ -133,7 +142,7 @@ def simulate(  # noqa: PLR0913 - one option each
     """
     from orchestrator.whatif.rehearsal import Comparison
 
-    loaded = commands.load(config, overrides)
+    loaded = commands.load(config, overlays, overrides)
     with ending(loaded.run.run_url):
         asked = Comparison(loaded, days, commands.strategies(compare), scenario)
         commands.simulate(loaded, asked, as_json=as_json, html=html)
@@ -145,6 +154,7 @@ def run(
     resume: Annotated[
         str, typer.Option(metavar="auto|never|PATH", help="Go on with what the folder holds.")
     ] = "auto",
+    overlays: Overlay = None,
     overrides: Set = None,
     compare: Annotated[
         str | None, typer.Option(metavar="NAMES", help="First measure these strategies' plans.")
@@ -155,7 +165,7 @@ def run(
 
     Example: lyray run run.yaml --set training.steps=500
     """
-    loaded = commands.load(config, overrides)
+    loaded = commands.load(config, overlays, overrides)
     with ending(loaded.run.run_url):
         commands.run(loaded, resume, commands.strategies(compare), chaos)
 
@@ -217,11 +227,16 @@ def devices(
 
 
 @app.command()
-def schema() -> None:
+def schema(
+    *,
+    part: Annotated[
+        bool, typer.Option("--part", help="Of overlays and files that others include or complete.")
+    ] = False,
+) -> None:
     """Print the JSON Schema of the file, for editors.
 
     Example: lyray schema > lyray.schema.json
     """
     from orchestrator.config import config_schema
 
-    print(json.dumps(config_schema(), indent=1))
+    print(json.dumps(config_schema(part=part), indent=1))

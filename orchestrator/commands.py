@@ -3,12 +3,13 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import storage
 from orchestrator.ending import tell
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, OrchestratorError
 
 if TYPE_CHECKING:
     from orchestrator.config import RunConfig
@@ -17,14 +18,20 @@ if TYPE_CHECKING:
     from orchestrator.whatif.rehearsal import Comparison
 
 
-def load(path: str, overrides: list[str] | None, *, links_known: bool = True) -> "RunConfig":
+def load(
+    path: str,
+    overlays: Sequence[str] | None = None,
+    overrides: Sequence[str] | None = None,
+    *,
+    links_known: bool = True,
+) -> "RunConfig":
     """Read a file and check the names in it: kinds, links, files, the task."""
     from orchestrator.config import RunConfig
     from orchestrator.control.pools import build_cluster, build_devices, run_figures
     from orchestrator.inputs import check_file, check_folder, read_profile
     from orchestrator.support import find_task
 
-    config = RunConfig.load(path, overrides or ())
+    config = RunConfig.load(path, overrides or (), overlays or ())
     (build_cluster if links_known else build_devices)(config.cluster)
     feed, profile = config.cluster.price_feed, config.cluster.profile
     for key, file in (
@@ -43,13 +50,57 @@ def load(path: str, overrides: list[str] | None, *, links_known: bool = True) ->
     return config
 
 
-def upload(path: str, config: "RunConfig", folder: str) -> None:
-    """Say what ``ray job submit --working-dir FOLDER`` would send for a run of this file."""
+def upload(files: Sequence[str], config: "RunConfig", folder: str) -> None:
+    """Say what ``ray job submit --working-dir FOLDER`` would send for a run of these files."""
     from orchestrator.runtime.upload import look_at_upload
     from orchestrator.support import find_task
 
     task = find_task(config.training.task, config.training.task_args, Path.cwd())
-    print(look_at_upload(Path(folder), [Path(path), *([task] if task else [])]))
+    here = [Path(file) for file in files if "://" not in file]
+    print(look_at_upload(Path(folder), [*here, *([task] if task else [])]))
+
+
+def validate(
+    files: Sequence[str],
+    overlays: Sequence[str] | None,
+    overrides: Sequence[str] | None,
+    folder: str | None = None,
+) -> None:
+    """Check files, a line each; with ``folder``, say what a job of each would send of it.
+
+    Raises:
+        OrchestratorError: Of the only file; of several, that some are wrong, once all of them
+            are told.
+    """
+    wrong = []
+    for file in files:
+        try:
+            _validate(file, overlays, overrides, folder)
+        except OrchestratorError as error:
+            if len(files) == 1:
+                raise
+            wrong.append(file)
+            said = str(error)
+            print(f"lyray: {said if said.startswith(file) else f'{file}: {said}'}", file=sys.stderr)
+    if wrong:
+        raise ConfigError(f"{len(wrong)} of {len(files)} files are wrong: {', '.join(wrong)}")
+
+
+def _validate(
+    file: str,
+    overlays: Sequence[str] | None,
+    overrides: Sequence[str] | None,
+    folder: str | None,
+) -> None:
+    from orchestrator.layers import read_layers
+    from orchestrator.whatif.summary import summary
+    from orchestrator.whatif.traces import traces_of
+
+    checked = load(file, overlays, overrides)
+    traces_of(checked)
+    if folder is not None:
+        upload(read_layers(file, overlays or ()).files, checked, folder)
+    print(f"{file}: fine. {summary(checked)}")
 
 
 def _measured(config: "RunConfig") -> "ModelProfile":

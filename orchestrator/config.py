@@ -5,7 +5,7 @@ import difflib
 import inspect
 import json
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -19,10 +19,9 @@ from orchestrator.control.backend import ClusterOptions, EmulationOptions
 from orchestrator.control.recovery import FailureOptions
 from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.training import GroupOptions, OptimizerOptions, TrainingOptions
-from orchestrator.document import apply_override, read_document
 from orchestrator.errors import ConfigError
 from orchestrator.familiar import FAMILIAR
-from orchestrator.inputs import MAX_TEXT_BYTES, read_text
+from orchestrator.layers import INCLUDE, Layers, parse_layers, read_layers
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.ranges import range_problems
 from orchestrator.storage import Json, RunOptions
@@ -53,6 +52,13 @@ _WANTED = {
 
 _SHOWN_ERRORS = 10
 
+_INCLUDE_SCHEMA: Json = {
+    "anyOf": [{"type": "string"}, {"items": {"type": "string"}, "type": "array"}],
+    "description": "Files that lie below this one, which replaces what they say; paths begin in "
+    "the folder of this file.",
+    "title": "Include",
+}
+
 _WITH_ARGUMENTS = (OptimizerOptions, GroupOptions)
 """Options beside which arguments of torch's optimizer stand."""
 
@@ -72,46 +78,47 @@ class RunConfig(BaseModel):
     emulation: EmulationOptions = EmulationOptions()
 
     @classmethod
-    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> "RunConfig":
-        """Read a file.
+    def load(
+        cls, path: str | Path, overrides: Sequence[str] = (), overlays: Sequence[str | Path] = ()
+    ) -> "RunConfig":
+        """Read a file, what it includes, and what is laid over it.
 
         Args:
             path: A local path or an fsspec URL.
             overrides: ``dotted.key=value`` each, as after ``--set``; the value is YAML.
+            overlays: Further files, as after ``--overlay``: what they say replaces what the file
+                says, and ``overrides`` replace both.
 
         Raises:
-            ConfigError: If the file is missing, is no YAML, or holds anything that is not
-                understood or not supported; the message names key, value and mend.
+            ConfigError: If a file is missing, is no YAML, or holds anything that is not
+                understood or not supported; the message names file, key, value and mend.
         """
-        mend = "give the path of a YAML file"
-        text = read_text(str(path), str(path), mend, max_bytes=MAX_TEXT_BYTES)
-        return cls.parse(text, overrides, source=str(path))
+        return cls._resolve(read_layers(str(path), [str(url) for url in overlays]), overrides)
 
     @classmethod
     def parse(
         cls, text: str, overrides: Sequence[str] = (), *, source: str = "config"
     ) -> "RunConfig":
         """Read the text of a file; ``source`` names it in messages. Raises ConfigError."""
-        data = read_document(text, source)
-        if not isinstance(data, dict):
-            kind = "is empty" if data is None else "holds no keys"
-            raise ConfigError(
-                f"{source} {kind}; write the sections run, training, cluster and budget"
-            )
+        return cls._resolve(parse_layers(text, source), overrides)
+
+    @classmethod
+    def _resolve(cls, layers: Layers, overrides: Sequence[str]) -> "RunConfig":
+        data = layers.data
         for override in overrides:
-            apply_override(data, override)
-        _prepare(data)
+            layers.set(override)
+        _prepare(layers)
         try:
             config = cls.model_validate_json(json.dumps(data, default=str))
         except ValidationError as error:
-            raise ConfigError(_explain(error, source)) from None
+            raise ConfigError(_listed(_problems(error), layers)) from None
         problems = check_supported(
             config.training, config.cluster, config.budget, config.control,
             config.emulation if "emulation" in data else None,
         )  # fmt: skip
         problems += range_problems(config.to_data())
         if problems:
-            raise ConfigError(_listed(problems, source))
+            raise ConfigError(_listed(problems, layers))
         return config
 
     def to_data(self) -> dict[str, Json]:
@@ -132,8 +139,11 @@ class RunConfig(BaseModel):
         return str(yaml.safe_dump(self.to_data(), sort_keys=False, allow_unicode=True))
 
 
-def config_schema() -> dict[str, Json]:
-    """JSON Schema of the file, with the docstring of every option as its description."""
+def config_schema(*, part: bool = False) -> dict[str, Json]:
+    """JSON Schema of the file, with the docstring of every option as its description.
+
+    ``part``: of a file that others complete, in which nothing is required.
+    """
     schema: dict[str, Json] = RunConfig.model_json_schema()
     definitions = _child(schema, "$defs")
     for cls in _dataclasses_below(RunConfig):
@@ -141,15 +151,19 @@ def config_schema() -> dict[str, Json]:
         for name, text in _attribute_docs(cls).items():
             _child(properties, name)["description"] = text
     for cls in _WITH_ARGUMENTS:
-        part = _child(definitions, cls.__name__)
-        del _child(part, "properties")["arguments"]
-        part["additionalProperties"] = True  # torch's own arguments stand beside name and lr
-    schema["title"] = "lyray run"
+        flat = _child(definitions, cls.__name__)
+        del _child(flat, "properties")["arguments"]
+        flat["additionalProperties"] = True  # torch's own arguments stand beside name and lr
+    properties = {INCLUDE: _INCLUDE_SCHEMA, **_child(schema, "properties")}
+    schema |= {"title": "lyray run", "properties": properties}
+    if part:
+        _drop_required(schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _prepare(data: dict[str, object]) -> None:
+def _prepare(layers: Layers) -> None:
     """Bring the file's form to that of the dataclasses; what is wrong stays for the validation."""
+    data = layers.data
     for name in [name for name in RunConfig.model_fields if data.get(name, name) is None]:
         del data[name]  # a section without keys is one with all its defaults
     training = data.get("training")
@@ -162,11 +176,22 @@ def _prepare(data: dict[str, object]) -> None:
                 for group in groups
             ]
     cluster = data.get("cluster")
-    if isinstance(cluster, dict) and cluster.get("source") == "ray":
-        offers = cluster.get("offers")
-        for offer in offers if isinstance(offers, list) else ():
-            if isinstance(offer, dict):  # nothing scales the cluster down: presence is what is paid
-                offer.setdefault("billed", "while_present")
+    offers = cluster.get("offers") if isinstance(cluster, dict) else None
+    if not isinstance(cluster, dict) or not isinstance(offers, list):
+        return
+    prices = [i for i, o in enumerate(offers) if isinstance(o, dict) and _is_price_only(o)]
+    if cluster.get("source") == "ray":
+        for offer in [offer for offer in offers if isinstance(offer, dict)]:
+            offer.setdefault("billed", "while_present")  # nothing scales the cluster down
+        for index in prices:
+            del offers[index]["count"]  # it will be what is found
+    elif prices:
+        layers.drop_offers(prices)
+
+
+def _is_price_only(offer: Mapping[str, object]) -> bool:
+    """Whether an entry of ``cluster.offers`` prices devices that this run has none of."""
+    return type(offer.get("count")) is int and offer["count"] == 0
 
 
 def _with_arguments(given: dict[str, object], cls: type) -> dict[str, object]:
@@ -175,7 +200,7 @@ def _with_arguments(given: dict[str, object], cls: type) -> dict[str, object]:
     return {**own, "arguments": {key: value for key, value in given.items() if key not in own}}
 
 
-def _explain(error: ValidationError, source: str) -> str:
+def _problems(error: ValidationError) -> list[str]:
     """One line per wrong key: dotted path, value, what to write."""
     wanted: dict[str, list[str]] = {}  # path to the forms that its type allows
     values: dict[str, object] = {}
@@ -208,16 +233,20 @@ def _explain(error: ValidationError, source: str) -> str:
         problems[path] = f"{path} is {shown}; write {' or '.join(dict.fromkeys(forms))}"
     for path in renamed & missing:
         del problems[path]  # said already, under the name it was given
-    return _listed(list(problems.values()), source)
+    return list(problems.values())
 
 
-def _listed(problems: Sequence[str], source: str) -> str:
+def _listed(problems: Sequence[str], layers: Layers) -> str:
+    """The message on what is wrong, each with the file in which it stands."""
+    told = [layers.told(problem) for problem in problems[:_SHOWN_ERRORS]]
     if len(problems) == 1:
-        return f"{source}: {problems[0]}"
-    shown = [f"  - {text}" for text in problems[:_SHOWN_ERRORS]]
+        return ": ".join(told[0])
+    shown = [
+        f"  - {text if source == layers.source else f'{source}: {text}'}" for source, text in told
+    ]
     rest = len(problems) - len(shown)
     more = [f"  - and {rest} more"] if rest else []
-    return "\n".join([f"{source} has {len(problems)} errors:", *shown, *more])
+    return "\n".join([f"{layers.source} has {len(problems)} errors:", *shown, *more])
 
 
 def _unknown_key(path: str, name: str, siblings: Sequence[str]) -> tuple[str, str]:
@@ -315,6 +344,17 @@ def _attribute_docs(cls: type) -> Mapping[str, str]:
             assert isinstance(field.target, ast.Name)
             found[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
     return found
+
+
+def _drop_required(schema: Json) -> None:
+    """Let every key be left out, at any depth."""
+    parts: Iterable[Json] = ()
+    if isinstance(schema, dict):
+        if isinstance(schema.get("required"), list):
+            del schema["required"]
+        parts = schema.values()
+    for part in schema if isinstance(schema, list) else parts:
+        _drop_required(part)
 
 
 def _child(data: Mapping[str, Json], key: str) -> dict[str, Json]:

@@ -102,8 +102,8 @@ def read_document(text: str, source: str) -> object:
     return data
 
 
-def apply_override(data: dict[str, object], override: str) -> None:
-    """Write ``a.b[0].c=value`` into the data; sections that are absent appear.
+def apply_override(data: dict[str, object], override: str) -> str:
+    """Write ``a.b[0].c=value`` into the data and return its path; absent sections appear.
 
     Raises:
         ConfigError: If it names no place of the data, or the value is no YAML.
@@ -127,6 +127,8 @@ def apply_override(data: dict[str, object], override: str) -> None:
             place = place[key]
         else:
             raise ConfigError(f"--set {override!r}: there is no {key!r} in the file")
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+    return path.removeprefix(".")
 
 
 _TOO_DEEP = f"holds values more than {MAX_DEPTH} levels deep; write them flat"

@@ -28,8 +28,9 @@ def read_text(url: str, name: str, mend: str, *, max_bytes: int | None = None) -
         if max_bytes is None or size <= max_bytes:
             return storage.read_bytes(url).decode("utf-8-sig")
         problem = f"has {size:,} bytes"
-    except FileNotFoundError:
-        problem = "does not exist"
+    except FileNotFoundError as error:
+        cause = _cause(error)
+        problem = f"cannot be read: {cause}" if cause else "does not exist"
     except IsADirectoryError:
         problem = "is a folder"
     except UnicodeDecodeError:
@@ -37,6 +38,14 @@ def read_text(url: str, name: str, mend: str, *, max_bytes: int | None = None) -
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"
     raise ConfigError(f"{name} {problem}; {mend}")
+
+
+def _cause(error: BaseException) -> str:
+    """What kept a driver from looking that says "not found" of a server that does not answer."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    away = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    return (error.strerror or str(error)) if away and isinstance(error, OSError) else ""
 
 
 def read_profile(url: str, *, key: str = "cluster.profile", mend: str = "") -> ModelProfile:

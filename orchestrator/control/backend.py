@@ -63,6 +63,8 @@ class OfferOptions:
     """Dollars per device and hour, before ``discount_ratio``."""
 
     count: int = 1
+    """Devices of the pool. 0: this is a price only, in a file that others include or overlay."""
+
     devices_per_node: int = 1
     zone: str = "z1"
     spot: bool = False

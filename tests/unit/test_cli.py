@@ -111,6 +111,41 @@ def test_a_bad_file_ends_with_2_one_message_and_one_line_of_json(
     assert message in str(last_line(out)["reason"])
 
 
+def test_several_files_are_checked_each_by_itself_and_all_that_are_wrong_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    (folder / "other.yaml").write_text(CONFIG.replace("tiny", "other"))
+    (folder / "bad.yaml").write_text(CONFIG.replace("steps: 20", "steps: soon"))
+    (folder / "lost.yaml").write_text(CONFIG.replace("profile.json", "none.json"))
+    files = ["bad.yaml", "run.yaml", "lost.yaml", "other.yaml"]
+    assert lyray(monkeypatch, "validate", *files) == 2
+    out, err = capsys.readouterr()
+    fine = [line for line in out.splitlines() if ": fine. " in line]
+    assert [line.partition(":")[0] for line in fine] == ["run.yaml", "other.yaml"]
+    assert err.splitlines() == [
+        'lyray: bad.yaml: training.steps is "soon"; write a whole number',
+        "lyray: lost.yaml: cluster.profile is 'none.json', which does not exist; give a file",
+        "lyray: 2 of 4 files are wrong: bad.yaml, lost.yaml",
+    ]
+    assert last_line(out)["reason"] == "2 of 4 files are wrong: bad.yaml, lost.yaml"
+    assert lyray(monkeypatch, "validate", "run.yaml", "other.yaml") == 0
+
+
+@pytest.mark.parametrize("command", ["validate", "plan", "simulate"])
+def test_a_file_is_laid_over_the_run_file(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    command: str,
+) -> None:
+    (folder / "over.yaml").write_text("budget: {average_per_hour_usd: -7}")
+    assert lyray(monkeypatch, command, "run.yaml", "--overlay", "over.yaml") == 2
+    said = "lyray: over.yaml: budget.average_per_hour_usd is -7.0; it must be positive\n"
+    assert capsys.readouterr().err == said
+    overrides = ["--set", "budget.average_per_hour_usd=5"]
+    assert lyray(monkeypatch, command, "run.yaml", "--overlay", "over.yaml", *overrides) == 0
+
+
 @pytest.mark.parametrize(
     "arguments", [["validate", "none.yaml"], ["report", "none"], ["export", "none", "-o", "x"],
                   ["profile", "none.yaml"], ["simulate", "run.yaml", "--days", "0"],

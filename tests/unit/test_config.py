@@ -199,7 +199,7 @@ def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
 
 def test_the_schema_describes_every_section_and_knows_the_flat_optimizer() -> None:
     schema = json.loads(json.dumps(config_schema()))
-    assert set(schema["properties"]) == set(RunConfig.model_fields)
+    assert set(schema["properties"]) == {"include", *RunConfig.model_fields}
     assert schema["required"] == ["run", "training", "cluster", "budget"]
     optimizer = schema["$defs"]["OptimizerOptions"]
     assert set(optimizer["properties"]) == {"name", "lr", "groups"}

@@ -9,7 +9,9 @@ from typing import Literal, Union, cast, get_args, get_origin, get_type_hints
 
 @cache
 def _hints(cls: type) -> dict[str, object]:
-    return get_type_hints(cls)
+    """The types of a dataclass's fields that are given when it is made."""
+    types = get_type_hints(cls)
+    return {field.name: types[field.name] for field in fields(cls) if field.init}
 
 
 def _wrong(path: str, data: object, wanted: str) -> ValueError:
@@ -91,12 +93,13 @@ def _decode_tuple(parts: tuple[object, ...], data: object, path: str) -> object:
 def _decode_dataclass(cls: type, data: object, path: str) -> object:
     if not isinstance(data, Mapping):
         raise _wrong(path, data, "an object")
-    known_fields = {field.name for field in fields(cls) if field.init}
-    unknown = sorted(set(data) - known_fields)
-    if unknown:
-        raise ValueError(f"{path} has the unknown key {unknown[0]!r}")
     hints = _hints(cls)
-    decoded = {key: decode(hints[key], item, f"{path}.{key}") for key, item in data.items()}
+    if unknown := sorted(data.keys() - hints.keys()):
+        raise ValueError(f"{path} has the unknown key {unknown[0]!r}")
+    decoded = {
+        key: item if type(item) is hints[key] else decode(hints[key], item, f"{path}.{key}")
+        for key, item in data.items()  # a ledger has a million scalars: most are as they must be
+    }
     try:
         return cls(**decoded)
     except TypeError as error:  # a field without default is missing

@@ -108,14 +108,15 @@ class RunStore:
 
     def read(self, name: RecordName) -> tuple[dict[str, object], ...]:
         """Every line of one record file, as plain data. Raises ConfigError when it is damaged."""
+        return tuple(self.rows(name))
+
+    def rows(self, name: RecordName) -> Iterator[dict[str, object]]:
+        """As ``read``, one line after the other: of many, no more than one is held as data."""
         url = self.url(f"{name}.jsonl")
         with _undamaged(url):
             held = lines.read_lines(url)
-        found = []
         for number, line in enumerate(held, start=1):
-            with _undamaged(f"line {number} of {url}"):
-                found.append(_object(storage.parse_json(line)))
-        return tuple(found)
+            yield _parsed(line, url, number)
 
     def rewind_steps(self, next_step: int) -> None:
         """Forget the lines of steps that a restored checkpoint undoes; they will run again.
@@ -282,9 +283,20 @@ def _undamaged(url: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:  # no JSON, no text, or not the keys that are written there
-        raise ConfigError(
-            f"{url} is damaged: {error}; put a copy back, or start under another run.name"
-        ) from None
+        raise _damaged(url, error) from None
+
+
+def _parsed(line: str, url: str, number: int) -> dict[str, object]:
+    try:
+        return _object(storage.parse_json(line))
+    except ValueError as error:
+        raise _damaged(f"line {number} of {url}", error) from None
+
+
+def _damaged(url: str, error: ValueError) -> ConfigError:
+    return ConfigError(
+        f"{url} is damaged: {error}; put a copy back, or start under another run.name"
+    )
 
 
 def _object(value: object) -> dict[str, object]:

@@ -1,11 +1,10 @@
 """Who was slow in a run: each device's computing, waiting and input, over all its slots."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 
 from orchestrator.reports import figures
-from orchestrator.reports.rows import PHASES, SlotRow, Times
+from orchestrator.reports.rows import PHASES, Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,34 +24,6 @@ class DeviceTimes:
         own = [self.phases["compute_s"], self.phases["input_s"]]
         usual_s = sum(times[1] for times in own)
         return sum(times[2] for times in own) / usual_s if usual_s else 1.0
-
-
-def device_times(slots: Sequence[SlotRow]) -> tuple[DeviceTimes, ...]:
-    """Every device that ran steps: those that were slow most often first, then the least even."""
-    by_device: dict[str, list[SlotRow]] = {}
-    pools: dict[str, str] = {}
-    for slot in slots:
-        pools |= slot.pool_of
-        for device in slot.times_of:
-            by_device.setdefault(device, []).append(slot)
-    found = [_device(name, pools.get(name, ""), its) for name, its in by_device.items()]
-    return tuple(sorted(found, key=lambda d: (-len(d.slow_slots), -d.worst_ratio, d.device)))
-
-
-def _device(name: str, pool: str, slots: Sequence[SlotRow]) -> DeviceTimes:
-    own_s = {s.slot: sum(s.times_of[name][p][2] for p in ("compute_s", "input_s")) for s in slots}
-    phases = {}
-    for phase in PHASES:
-        least_s, median_s, most_s = zip(*(s.times_of[name][phase] for s in slots), strict=True)
-        phases[phase] = min(least_s), median(median_s), max(most_s)
-    return DeviceTimes(
-        device=name,
-        pool=pool,
-        num_slots=len(slots),
-        slow_slots=tuple(s.slot for s in slots if name in s.stragglers),
-        worst_slot=max(own_s, key=lambda slot: own_s[slot]),
-        phases=phases,
-    )
 
 
 DEVICE_HEAD = ("device", "pool", "slow in", "computing", "waiting", "input", "longest / median")

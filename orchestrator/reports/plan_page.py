@@ -15,6 +15,7 @@ from orchestrator.reports.records import MAX_LINES, RECOMPUTES, alike_groups, pl
 from orchestrator.reports.svg import (
     CHARACTER_WIDTH,
     element,
+    fitted,
     legend,
     page,
     svg,
@@ -123,7 +124,7 @@ def groups_picture(plan: Plan, cluster: ClusterState) -> str:
             )  # fmt: skip
             parts.append(box_parts)
             for i, line in enumerate(lines):
-                shown = _fitted(line, box - 16)
+                shown = fitted(line, box - 16)
                 parts.append(text(x + 8, top + 18 + 16 * i, shown, class_="on"))
     used = set(plan.device_ids)
     idle = [d.device_id for d in cluster.devices if d.device_id not in used]
@@ -150,7 +151,7 @@ def gantt(
         g, group = alike[0], plan.groups[alike[0]]
         for s, (stage, spans) in enumerate(zip(group.stages, timelines[g], strict=True)):
             device = "+".join(stage.team.device_ids)
-            parts.append(text(0, y + 14, _fitted(f"{g}.{s}  {device}", left - 8)))
+            parts.append(text(0, y + 14, fitted(f"{g}.{s}  {device}", left - 8)))
             parts += [
                 _span(span, left + span.start_s * scale, y, (span.end_s - span.start_s) * scale)
                 for span in spans
@@ -206,14 +207,6 @@ def _span(span: Span, x: float, y: float, width: float) -> str:
     if width > len(label) * CHARACTER_WIDTH + 4:
         box += text(x + width / 2, y + 14, label, class_="on", text_anchor="middle")
     return box
-
-
-def _fitted(line: str, width: float) -> str:
-    """The text, cut with an ellipsis where it would leave its box."""
-    most = int(width / CHARACTER_WIDTH)
-    if len(line) <= most:
-        return line
-    return line[: max(0, most - 1)] + "…" if most > 1 else ""
 
 
 def trace_json(plan: Plan, timelines: Sequence[Timeline], estimate: StepEstimate) -> str:

@@ -37,9 +37,9 @@ class SlotRow:
     marginal_values: Mapping[str, float]
     price_per_hour_usd: Mapping[str, float]  # of a device, by pool
     idle_pools: tuple[str, ...]
-    pool_of: Mapping[str, str]  # by device
-    times_of: Mapping[str, Mapping[str, Times]]  # by device and phase, of those that ran steps
-    stragglers: frozenset[str]
+    samples: int  # committed so far
+    predicted_samples_per_s: float | None
+    measured_samples_per_s: float | None
 
     @property
     def error_ratio(self) -> float | None:
@@ -55,8 +55,8 @@ def number_of(row: Row, key: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def slot_row(row: Row) -> SlotRow:
-    """A line of ``slots.jsonl``."""
+def slot_row(row: Row, plan: Row) -> SlotRow:
+    """A line of ``slots.jsonl``; ``plan`` of the line before, which is kept where it is equal."""
     predicted, measured = map_of(row, "predicted"), map_of(row, "measured")
     devices = [d for d in map_of(row, "devices").values() if isinstance(d, dict)]
     return SlotRow(
@@ -65,7 +65,7 @@ def slot_row(row: Row) -> SlotRow:
         step=int_of(row, "step"),
         decision=str(row.get("decision", "")),
         reason=str(row.get("reason", "")),
-        plan=map_of(row, "plan"),
+        plan=plan if plan == map_of(row, "plan") else map_of(row, "plan"),
         predicted_step_s=number_of(predicted, "step_s"),
         measured_step_s=number_of(measured, "step_s"),
         cost_per_hour_usd=number_of(measured, "cost_per_hour_usd"),
@@ -87,34 +87,10 @@ def slot_row(row: Row) -> SlotRow:
             str(d["pool"]): float(d["price_per_hour"]) for d in devices if d.get("state") != "lost"
         },
         idle_pools=tuple(sorted({str(d["pool"]) for d in devices if d.get("state") == "idle"})),
-        pool_of={
-            name: str(d["pool"])
-            for name, d in map_of(row, "devices").items()
-            if isinstance(d, dict)
-        },
-        times_of={
-            name: times
-            for name in map_of(row, "devices")
-            if (times := _times(map_of(map_of(row, "devices"), name)))
-        },
-        stragglers=frozenset(
-            name
-            for name in map_of(row, "devices")
-            if map_of(map_of(row, "devices"), name).get("straggler")
-        ),
+        samples=int_of(row, "samples"),
+        predicted_samples_per_s=number_of(predicted, "samples_per_s"),
+        measured_samples_per_s=number_of(measured, "samples_per_s"),
     )
-
-
-def _times(device: Row) -> Mapping[str, Times]:
-    """Where the time of its steps went, by phase; empty where it ran none."""
-    found: dict[str, Times] = {}
-    for phase in PHASES:
-        value = device.get(phase)
-        if not isinstance(value, list) or len(value) != 3:
-            return {}
-        least_s, median_s, most_s = map(float, value)
-        found[phase] = least_s, median_s, most_s
-    return found
 
 
 def int_of(row: Row, key: str) -> int:

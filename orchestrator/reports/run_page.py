@@ -1,8 +1,11 @@
 """The report of a run as one self-contained HTML page."""
 
+from collections import Counter
+from collections.abc import Sequence
 from html import escape
 
 from orchestrator.reports import figures
+from orchestrator.reports.band_chart import band_chart
 from orchestrator.reports.device_times import DEVICE_HEAD, device_cells
 from orchestrator.reports.run_report import LOSS_WINDOW, RunFound
 from orchestrator.reports.run_text import (
@@ -17,11 +20,9 @@ from orchestrator.reports.run_text import (
     loss_text,
     plan_cells,
 )
-from orchestrator.reports.svg import Series, line_chart, page, table, tiles
+from orchestrator.reports.svg import Series, line_chart, page, table, thinned, tiles
+from orchestrator.reports.time_axis import LEFT, TimeAxis
 from orchestrator.reports.worth import worth_parts
-
-_POINTS = 400
-"""Most points a curve is drawn with: more than the picture has pixels for is thinned out."""
 
 _ROWS = 200
 """Most rows of a table; the files have them all."""
@@ -56,10 +57,13 @@ def run_page(found: RunFound) -> str:
             f'<p class="soft">Devices that were present and idle cost '
             f"{figures.usd(found.standing_usd)}; releasing them would have saved it.</p>"
         )
+    axis = TimeAxis(found.slots[-1].time_s if found.slots else 0.0)
     for title, content in (
         ("Loss", _loss_chart(found)),
-        ("Step time", _step_chart(found)),
-        ("Money", _money_chart(found)),
+        ("Throughput", _rate_chart(found, axis)),
+        ("Step time", _step_chart(found, axis)),
+        ("Money", _money_chart(found, axis)),
+        ("Plan over time", _plan_chart(found, axis)),
     ):
         if content:
             body += [f"<h2>{title}</h2>", content]
@@ -95,10 +99,10 @@ def _titled(title: str, count: int, which: str = "last") -> str:
 
 def _loss_chart(found: RunFound) -> str:
     points = tuple((float(step), loss) for step, loss in found.losses)
-    series = [Series("loss", _thinned(points))]
+    series = [Series("loss", thinned(points))]
     judged = tuple((float(e.step), e.loss) for e in found.evaluations if e.loss is not None)
     if judged:
-        series.append(Series("evaluation", _thinned(judged), colour=2))
+        series.append(Series("evaluation", thinned(judged), colour=2))
     return line_chart(
         series, x_title="step", y_title="loss",
         label="loss over steps",
@@ -140,39 +144,83 @@ def _evaluations(found: RunFound) -> list[str]:
     ]
 
 
-def _step_chart(found: RunFound) -> str:
-    predicted = tuple(
-        (float(s.slot), s.predicted_step_s) for s in found.slots if s.predicted_step_s
-    )
-    measured = tuple((float(s.slot), s.measured_step_s) for s in found.slots if s.measured_step_s)
-    if not measured:
-        return ""
-    return line_chart(
-        [Series("measured", _thinned(measured)),
-         Series("predicted", _thinned(predicted), colour=2, dashed=True)],
-        x_title="slot", y_title="seconds of the run's clock",
-        label="step time over slots, measured and predicted",
+def _step_chart(found: RunFound, axis: TimeAxis) -> str:
+    return _two_curves(
+        [(s.time_s, s.measured_step_s, s.predicted_step_s) for s in found.slots],
+        axis, "seconds of the run's clock", "step time over billed time, measured and predicted",
     )  # fmt: skip
 
 
-def _money_chart(found: RunFound) -> str:
-    hours = [s.time_s / 3600 for s in found.slots]
+def _rate_chart(found: RunFound, axis: TimeAxis) -> str:
+    return _two_curves(
+        [(s.time_s, s.measured_samples_per_s, s.predicted_samples_per_s) for s in found.slots],
+        axis, "samples a second of the run's clock",
+        "samples per second over billed time, measured and predicted",
+    )  # fmt: skip
+
+
+def _two_curves(
+    rows: Sequence[tuple[float, float | None, float | None]],
+    axis: TimeAxis,
+    y_title: str,
+    label: str,
+) -> str:
+    """What slots measured, and what was predicted of them."""
+    measured = [(axis.units(time_s), m) for time_s, m, _ in rows if m]
+    predicted = [(axis.units(time_s), p) for time_s, _, p in rows if p]
+    if not measured:
+        return ""
+    return _over_time(
+        [Series("measured", thinned(measured)),
+         Series("predicted", thinned(predicted), colour=2, dashed=True)],
+        axis, y_title, label,
+    )  # fmt: skip
+
+
+def _money_chart(found: RunFound, axis: TimeAxis) -> str:
+    times = [axis.units(s.time_s) for s in found.slots]
     spent, budget = [s.spent_usd for s in found.slots], [s.budget_usd for s in found.slots]
     most = [s.budget_usd + s.overspend_bound_usd for s in found.slots]
     curves = {"spent": (spent, 0, False), "average budget": (budget, 1, False)}
     if max(most, default=0.0) <= _MONEY_SCALE * max((*spent, *budget), default=0.0):
         curves["most that was allowed"] = (most, 2, True)
-    return line_chart(
+    return _over_time(
         [
-            Series(name, _thinned(tuple(zip(hours, values, strict=True))), colour, dashed)
+            Series(name, thinned(tuple(zip(times, values, strict=True))), colour, dashed)
             for name, (values, colour, dashed) in curves.items()
         ],
-        x_title="billed hours",
-        y_title="dollars",
-        label="dollars over time, spent and budgeted",
+        axis,
+        "dollars",
+        "dollars over billed time, spent and budgeted",
     )
 
 
-def _thinned(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    every = max(1, len(points) // _POINTS)
-    return (*points[::every], *points[-1:]) if every > 1 else points
+def _over_time(series: Sequence[Series], axis: TimeAxis, y_title: str, label: str) -> str:
+    """A chart that stands above the bands, to the same scale."""
+    span = (0.0, axis.units(axis.end_s))
+    return line_chart(
+        series, x_title=axis.title, y_title=y_title, label=label, left=LEFT, x_span=span
+    )
+
+
+def _plan_chart(found: RunFound, axis: TimeAxis) -> str:
+    """The bands, and how long each device was what as a table."""
+    drawn = band_chart(found.lives, found.events, axis)
+    if not drawn:
+        return ""
+    losses = Counter(str(e.get("device")) for e in found.events if e.get("kind") == "lost")
+    rows = [
+        (
+            life.device,
+            life.pool,
+            life.kind,
+            *(f"{axis.units(s):.3g}" for s in (life.used_s, life.idle_s, life.slow_s)),
+            str(losses[life.device]),
+        )
+        for life in found.lives
+    ]
+    head = ("device", "pool", "kind", "in plans", "idle", "straggling", "times lost")
+    return (
+        f"{drawn}<details><summary>The same as figures, in {axis.title}</summary>"
+        f"{table(head, rows, right=range(3, 7))}</details>"
+    )

@@ -13,7 +13,8 @@ from orchestrator.control.persistence import RunStore, evaluation_json
 from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.evaluation import Evaluation
 from orchestrator.errors import ConfigError
-from orchestrator.reports.device_times import DeviceTimes, device_times
+from orchestrator.reports.device_times import DeviceTimes
+from orchestrator.reports.lives import Life, Lives
 from orchestrator.reports.rows import Row, SlotRow, int_of, number_of, slot_row
 from orchestrator.reports.worth import Worth, typical
 from orchestrator.storage import Json
@@ -56,6 +57,8 @@ class RunFound:
     status: str
     reason: str
     slots: tuple[SlotRow, ...]
+    lives: tuple[Life, ...]
+    devices: tuple[DeviceTimes, ...]
     steps: tuple[Row, ...]
     evaluations: tuple[Evaluation, ...] = ()
     ledger: tuple[LedgerEntry, ...]
@@ -185,10 +188,7 @@ class RunFound:
     @property
     def pool_of(self) -> dict[str, str]:
         """The pool of every device that was ever present."""
-        found: dict[str, str] = {}
-        for slot in self.slots:
-            found |= slot.pool_of
-        return found
+        return {life.device: life.pool for life in self.lives}
 
     @property
     def plans(self) -> tuple[PlanSpan, ...]:
@@ -204,11 +204,6 @@ class RunFound:
             before_s = slot.time_s
         reasons = {s.slot + 1: s.reason for s in self.slots if s.decision != "keep"}
         return tuple(_span(slots, reasons.get(slots[0].slot, "")) for slots in spans)
-
-    @property
-    def devices(self) -> tuple[DeviceTimes, ...]:
-        """Where the time of each device's steps went; the slow ones first."""
-        return device_times(self.slots)
 
     @property
     def pools(self) -> tuple[PoolBill, ...]:
@@ -227,12 +222,19 @@ def read_run(run_dir: str) -> RunFound:
     if not any(storage.is_file(store.url(name)) for name in ("config.yaml", "slots.jsonl")):
         raise ConfigError(f"{run_dir} holds no run; give the folder that has its config.yaml")
     result = store.read_result()
+    slots: list[SlotRow] = []
+    lives = Lives()
+    for row in store.rows("slots"):  # one by one: a line of many devices is long
+        slots.append(slot_row(row, slots[-1].plan if slots else {}))
+        lives.add(row, slots[-1].slot)
     return RunFound(
         run_url=store.run_url,
         name=store.run_url.rstrip("/").rsplit("/", 1)[-1],
         status=str(result["status"]) if result else "running, or ended without a result",
         reason=str(result.get("reason", "")) if result else "there is no result.json yet",
-        slots=tuple(map(slot_row, store.read("slots"))),
+        slots=tuple(slots),
+        lives=lives.lives(),
+        devices=lives.times(),
         steps=store.read("steps"),
         evaluations=store.read_evaluations(),
         ledger=store.read_ledger(),

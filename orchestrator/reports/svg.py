@@ -14,8 +14,8 @@ _STYLE = """
   --soft: #5c6876; --line: #d5dae1; --c0: #3b6fd4; --c1: #1f9e89; --c2: #c2571a; --c3: #8e5bd0;
   --c4: #b8860b; --c5: #c2386b; --c6: #4d7c0f; --c7: #5b7083; --good: #16794a;
   --bad: #b42318; --on: #ffffff; }
-@media (prefers-color-scheme: dark) { :root { --paper: #12161c; --card: #1b2129; --ink: #e6eaf0;
-  --soft: #9aa6b4; --line: #333c48; --c0: #6f9bf0; --c1: #3fc1a8; --c2: #f08a4b;
+@media screen and (prefers-color-scheme: dark) { :root { --paper: #12161c; --card: #1b2129;
+  --ink: #e6eaf0; --soft: #9aa6b4; --line: #333c48; --c0: #6f9bf0; --c1: #3fc1a8; --c2: #f08a4b;
   --c3: #b48cf0; --c4: #e0b13c; --c5: #ee6c9a; --c6: #93c34a; --c7: #90a4b8; --good: #4cc38a;
   --bad: #ff7b72; --on: #10141a; } }
 * { box-sizing: border-box; }
@@ -24,9 +24,10 @@ body { margin: 0 auto; padding: 24px; max-width: 1180px; background: var(--paper
 h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 16px; margin: 28px 0 8px; }
 p { margin: 4px 0; } .soft { color: var(--soft); } .good { color: var(--good); }
 .bad { color: var(--bad); } code { font-family: ui-monospace, monospace; font-size: 12px; }
-.tiles { display: flex; flex-wrap: wrap; gap: 12px; margin: 16px 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr));
+  gap: 12px; margin: 16px 0; }
 .tile { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
-  padding: 10px 14px; min-width: 150px; } .tile b { display: block; font-size: 19px; }
+  padding: 10px 14px; } .tile b { display: block; font-size: 19px; }
 .tile span { color: var(--soft); font-size: 12px; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
   padding: 12px; overflow-x: auto; }
@@ -35,12 +36,27 @@ th, td { text-align: left; padding: 5px 10px; border-bottom: 1px solid var(--lin
   vertical-align: top; } th { color: var(--soft); font-weight: 600; font-size: 12px; }
 td.n, th.n { text-align: right; } td.n, th.n, .w { white-space: nowrap; }
 tr.chosen td { font-weight: 600; }
-svg { display: block; max-width: none; } svg text { fill: var(--ink); font: 12px system-ui,
+tr { break-inside: avoid; } h2 { break-after: avoid; } summary { cursor: pointer; padding: 6px 0; }
+svg { display: block; max-width: none; } svg.sign { display: inline-block; margin-right: 6px;
+  vertical-align: -1px; } svg text { fill: var(--ink); font: 12px system-ui,
   -apple-system, "Segoe UI", Roboto, sans-serif; } svg .soft { fill: var(--soft); }
 svg .on { fill: var(--on); font-weight: 600; } svg .grid { stroke: var(--line); }
 svg .axis { stroke: var(--soft); } .key { display: inline-block; margin-right: 16px; }
 .key i { display: inline-block; width: 11px; height: 11px; border-radius: 3px;
   margin-right: 6px; vertical-align: -1px; }
+.b0 { fill: var(--c0); stroke: var(--c0); } .b1 { fill: var(--c1); stroke: var(--c1); }
+.b2 { fill: var(--c2); stroke: var(--c2); } .b3 { fill: var(--c3); stroke: var(--c3); }
+.b4 { fill: var(--c4); stroke: var(--c4); } .b5 { fill: var(--c5); stroke: var(--c5); }
+.b6 { fill: var(--c6); stroke: var(--c6); } .b7 { fill: var(--c7); stroke: var(--c7); }
+.s0 { fill-opacity: .55; } .s1 { fill-opacity: .38; } .s2 { fill-opacity: .25; }
+.s3 { fill-opacity: .14; } .many { fill: none; } .many.s0 { stroke-opacity: .9; }
+.many.s1 { stroke-opacity: .65; } .many.s2 { stroke-opacity: .45; }
+.many.s3 { stroke-opacity: .3; } .idle { fill: none; stroke: var(--soft); stroke-width: 1.5; }
+.slow { fill: none; stroke: var(--bad); stroke-width: 2.5; }
+.lost { fill: none; stroke: var(--bad); stroke-width: 2; }
+.guide { stroke: var(--ink); stroke-opacity: .4; stroke-dasharray: 2 4; }
+@media print { body { padding: 0; max-width: none; } svg { max-width: 100%; height: auto; }
+  svg.sign { max-width: none; } * { print-color-adjust: exact; } .card { overflow: visible; } }
 """
 
 
@@ -79,12 +95,26 @@ def text(x: float, y: float, content: str, **attributes: object) -> str:
     return element("text", escape(content), x=x, y=y, **attributes)
 
 
-def svg(width: float, height: float, children: Iterable[str], label: str) -> str:
-    """A drawing of so many pixels; ``label`` tells what it shows to those who cannot see it."""
+def svg(
+    width: float, height: float, children: Iterable[str], label: str, *, description: str = ""
+) -> str:
+    """A drawing of so many pixels; ``label`` tells what it shows to those who cannot see it.
+
+    ``description`` tells them how to read it.
+    """
+    described = element("desc", escape(description)) if description else ""
     return element(
-        "svg", "".join(children), width=width, height=height, role="img",
+        "svg", described + "".join(children), width=width, height=height, role="img",
         viewBox=f"0 0 {_plain(width)} {_plain(height)}", aria_label=label,
     )  # fmt: skip
+
+
+def fitted(line: str, width: float) -> str:
+    """The text, cut with an ellipsis where it would be wider than so many pixels."""
+    most = int(width / CHARACTER_WIDTH)
+    if len(line) <= most:
+        return line
+    return line[: max(0, most - 1)] + "…" if most > 1 else ""
 
 
 def tiles(values: Mapping[str, str]) -> str:
@@ -118,7 +148,8 @@ def table(
         f"<tr{' class=chosen' if i == chosen else ''}>{cells('td', row)}</tr>"
         for i, row in enumerate(rows)
     )
-    return f'<div class="card"><table><tr>{cells("th", head)}</tr>{body}</table></div>'
+    top = f"<thead><tr>{cells('th', head)}</tr></thead>"
+    return f'<div class="card"><table>{top}<tbody>{body}</tbody></table></div>'
 
 
 def legend(names: Mapping[str, int]) -> str:
@@ -140,31 +171,66 @@ def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
     return tuple(i * step for i in range(first, math.floor(high / step + 1e-9) + 1))
 
 
-def line_chart(series: Sequence[Series], *, x_title: str, y_title: str, label: str) -> str:
-    """Curves over a common axis, with grid and legend; '' when there is nothing to draw."""
+MAX_POINTS = 400
+"""A curve of more is thinned out: its picture has no more pixels."""
+
+
+def thinned(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The least and the most of every few points, so that no peak is lost."""
+    every = -(-2 * len(points) // MAX_POINTS)
+    if every <= 2:
+        return tuple(points)
+    kept = []
+    for first in range(0, len(points), every):
+        some = range(first, min(first + every, len(points)))
+        ends = {min(some, key=lambda i: points[i][1]), max(some, key=lambda i: points[i][1])}
+        kept += [points[i] for i in sorted(ends | {first} if first == 0 else ends)]
+    return (*kept, points[-1]) if kept[-1] != points[-1] else tuple(kept)
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    x_title: str,
+    y_title: str,
+    label: str,
+    left: float = 64,
+    x_span: tuple[float, float] | None = None,
+) -> str:
+    """Curves over a common axis, with grid and legend; '' when there is nothing to draw.
+
+    ``left``: where the axis begins, in pixels; ``x_span``: its ends, else those of the points.
+    """
     points = [p for s in series for p in s.points]
     if not points:
         return ""
-    width, height, left, top, bottom = 1080, 270, 64, 28, 40
-    x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
+    width, height, top, bottom = 1080, 270, 28, 40
+    x_low, x_high = x_span or (min(x for x, _ in points), max(x for x, _ in points))
     y_low, y_high = min(0.0, *(y for _, y in points)), max(y for _, y in points)
-    x_span, y_span = (x_high - x_low) or 1.0, (y_high - y_low) or 1.0
+    marks = ticks(y_low, y_high)
+    if len(marks) > 1 and marks[-1] < y_high:  # up to a figure, so that the top can be read
+        marks = (*marks, 2 * marks[-1] - marks[-2])
+        y_high = marks[-1]
+    x_size, y_size = (x_high - x_low) or 1.0, (y_high - y_low) or 1.0
 
     def place(point: tuple[float, float]) -> tuple[float, float]:
-        x = left + (point[0] - x_low) / x_span * (width - left - 20)
-        return x, height - bottom - (point[1] - y_low) / y_span * (height - top - bottom)
+        x = left + (point[0] - x_low) / x_size * (width - left - 20)
+        return x, height - bottom - (point[1] - y_low) / y_size * (height - top - bottom)
 
     parts = []
-    for y in ticks(y_low, y_high):
+    for y in marks:
         at = place((x_low, y))[1]
         parts.append(element("line", x1=left, x2=width - 20, y1=at, y2=at, class_="grid"))
-        parts.append(text(left - 8, at + 4, f"{y:,g}", class_="soft", text_anchor="end"))
-    counted = all(x == int(x) for x, _ in points)  # there is no slot 1.5
+        parts.append(text(left - 8, at + 4, f"{y:,.10g}", class_="soft", text_anchor="end"))
+    # there is no slot 1.5
+    counted = x_span is None and all(x == int(x) for x, _ in points)
     for x in ticks(x_low, x_high, 8):
         if counted and abs(x - round(x)) > 1e-9:
             continue
         at = place((x, y_low))[0]
-        parts.append(text(at, height - bottom + 18, f"{x:,g}", class_="soft", text_anchor="middle"))
+        parts.append(
+            text(at, height - bottom + 18, f"{x:,.10g}", class_="soft", text_anchor="middle")
+        )
     parts.append(text(width - 20, height - 4, x_title, class_="soft", text_anchor="end"))
     parts.append(text(4, 12, y_title, class_="soft"))
     for curve in series:

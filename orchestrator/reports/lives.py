@@ -1,0 +1,189 @@
+"""What each device did, slot by slot: in equal stretches, and how long its steps took."""
+
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import cast
+
+from orchestrator.reports.device_times import DeviceTimes
+from orchestrator.reports.rows import PHASES, Row, Times, map_of, number_of
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a plan gives a device: layers ``first_layer`` to ``end_layer``, half-open."""
+
+    group: int
+    stage: int
+    first_layer: int
+    end_layer: int
+    samples: int  # of its group, a step
+    of_samples: int  # of all groups
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Billed seconds in which a device did the same; without a place it was there and idle."""
+
+    from_s: float
+    to_s: float
+    place: Place | None
+    slow: bool  # named a straggler
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One device over a run: its stretches in order, with gaps where it was not there."""
+
+    device: str
+    pool: str
+    kind: str
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def used_s(self) -> float:
+        """Billed seconds in plans."""
+        return sum(s.to_s - s.from_s for s in self.stretches if s.place)
+
+    @property
+    def idle_s(self) -> float:
+        """Billed seconds there, but in no plan."""
+        return sum(s.to_s - s.from_s for s in self.stretches if not s.place)
+
+    @property
+    def slow_s(self) -> float:
+        """Billed seconds as a straggler."""
+        return sum(s.to_s - s.from_s for s in self.stretches if s.slow)
+
+
+def places(plan: Row) -> dict[str, Place]:
+    """What a plan, in the form of the user's files, gives each of its devices."""
+    found: dict[str, Place] = {}
+    groups = plan.get("groups")
+    if not isinstance(groups, list):
+        return found
+    sizes = [sum(group["microbatches"]) for group in groups]
+    for g, group in enumerate(groups):
+        for s, stage in enumerate(group["stages"]):
+            place = Place(g, s, stage["first_layer"], stage["end_layer"], sizes[g], sum(sizes))
+            found |= dict.fromkeys(stage["devices"], place)
+    return found
+
+
+class Lives:
+    """Takes the lines of ``slots.jsonl`` in their order, and holds no more than is told of them."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._plan: Row = {}
+        self._places: dict[str, Place] = {}
+        self._there: frozenset[str] | None = None
+        self._known: dict[str, tuple[str, str]] = {}  # pool and kind
+        self._done: dict[str, list[Stretch]] = {}
+        self._open: dict[str, Stretch] = {}
+        self._tallies: dict[str, _Tally] = {}
+
+    def add(self, row: Row, slot: int) -> None:
+        """The next slot."""
+        from_s, self._now_s = self._now_s, number_of(row, "time_s") or 0.0
+        plan, devices = map_of(row, "plan"), map_of(row, "devices")
+        if plan != self._plan:
+            self._plan, self._places = plan, places(plan)
+        there = frozenset(d for d, view in devices.items() if _state(view) != "lost")
+        before = there if self._there is None else self._there
+        self._there = there
+        for device, view in devices.items():
+            if not isinstance(view, dict):
+                continue
+            if device not in self._known:
+                self._known[device] = str(view.get("pool", "")), str(view.get("kind", ""))
+            slow = bool(view.get("straggler"))
+            place = self._places.get(device)
+            if place is not None or device in before:  # else it joined at the end of the slot
+                self._extend(device, from_s, place, slow=slow)
+            if all(isinstance(view.get(phase), list) for phase in PHASES):
+                if device not in self._tallies:
+                    self._tallies[device] = _Tally()
+                self._tallies[device].add(view, slot, slow=slow)
+        for device in self._places.keys() - devices.keys():
+            self._known.setdefault(device, ("", ""))
+            self._extend(device, from_s, self._places[device], slow=False)
+
+    def lives(self) -> tuple[Life, ...]:
+        """Every device that was ever there, by pool and number."""
+        return tuple(
+            Life(device, *self._known[device], (*self._done.get(device, ()), *last))
+            for device in sorted(self._known, key=lambda d: (self._known[d][0], _natural(d)))
+            for last in [[self._open[device]] if device in self._open else []]
+        )
+
+    def times(self) -> tuple[DeviceTimes, ...]:
+        """Every device that ran steps: those slow most often first, then the least even."""
+        found = [
+            tally.told(device, self._known[device][0]) for device, tally in self._tallies.items()
+        ]
+        return tuple(sorted(found, key=lambda d: (-len(d.slow_slots), -d.worst_ratio, d.device)))
+
+    def _extend(self, device: str, from_s: float, place: Place | None, *, slow: bool) -> None:
+        if self._now_s <= from_s:
+            return
+        last = self._open.get(device)
+        if last is not None:
+            if last.to_s == from_s and last.slow == slow and last.place == place:
+                from_s = last.from_s
+            else:
+                self._done.setdefault(device, []).append(last)
+        self._open[device] = Stretch(from_s, self._now_s, place, slow)
+
+
+class _Tally:
+    """The steps of one device, of which no more is kept than their least, median and most."""
+
+    def __init__(self) -> None:
+        self._least = [float("inf")] * len(PHASES)
+        self._medians = tuple(array("d") for _ in PHASES)
+        self._most = [0.0] * len(PHASES)
+        self._slow_slots: list[int] = []
+        self._worst_slot, self._worst_s = 0, -1.0
+
+    def add(self, view: Mapping[str, object], slot: int, *, slow: bool) -> None:
+        own_s = 0.0
+        for i, times in enumerate(_times(view)):
+            least_s, median_s, most_s = times
+            self._least[i] = min(self._least[i], least_s)
+            self._most[i] = max(self._most[i], most_s)
+            self._medians[i].append(median_s)
+            if PHASES[i] != "wait_s":
+                own_s += most_s
+        if own_s > self._worst_s:
+            self._worst_slot, self._worst_s = slot, own_s
+        if slow:
+            self._slow_slots.append(slot)
+
+    def told(self, device: str, pool: str) -> DeviceTimes:
+        spreads = zip(self._least, map(median, self._medians), self._most, strict=True)
+        return DeviceTimes(
+            device=device,
+            pool=pool,
+            num_slots=len(self._medians[0]),
+            slow_slots=tuple(self._slow_slots),
+            worst_slot=self._worst_slot,
+            phases=dict(zip(PHASES, spreads, strict=True)),
+        )
+
+
+def _times(view: Mapping[str, object]) -> Iterator[Times]:
+    for phase in PHASES:
+        least_s, median_s, most_s = cast("list[float]", view[phase])
+        yield float(least_s), float(median_s), float(most_s)
+
+
+def _state(view: object) -> object:
+    return view.get("state") if isinstance(view, dict) else "lost"
+
+
+def _natural(device: str) -> tuple[str, int, str]:
+    """fast-2 before fast-10."""
+    name, _, index = device.rpartition("-")
+    return (name, int(index), "") if index.isdecimal() else (device, 0, "")

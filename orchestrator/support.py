@@ -92,7 +92,7 @@ def find_task(path: str, arguments: Mapping[str, object], folder: Path) -> Path 
             f"training.task is {path!r}; write package.module:callable, for example "
             "examples.byte_gpt:task"
         )
-    spec = _find_module(module, [str(folder), *sys.path])
+    spec = find_module(module, [str(folder), *sys.path])
     if spec is None:
         raise ConfigError(
             f"training.task is {path!r}, but there is no module {module!r} in {folder} or among "
@@ -119,6 +119,23 @@ def find_task(path: str, arguments: Mapping[str, object], folder: Path) -> Path 
     if isinstance(definition, ast.FunctionDef) and not definition.decorator_list:
         _check_arguments(definition.args, name, arguments)
     return Path(spec.origin)
+
+
+def find_module(name: str, search: list[str]) -> ModuleSpec | None:
+    """Find a module without importing the packages around it, unlike ``importlib.util``."""
+    spec: ModuleSpec | None = None
+    places: list[str] | None = search
+    for part in name.split("."):
+        if places is None:
+            return None
+        # Not under its full name: a folder without __init__.py would ask for its parent, which
+        # is not imported.
+        spec = PathFinder.find_spec(part, places)
+        if spec is None:
+            return None
+        found = spec.submodule_search_locations
+        places = list(found) if found is not None else None
+    return spec
 
 
 def _cluster_problems(cluster: ClusterOptions) -> Iterator[str]:
@@ -239,23 +256,6 @@ def _target_problems(
         known = list(pools) if key == "pool" else devices
         if name is not None and name not in known:
             yield f"{path}.{key} is {name!r}; known: {', '.join(known)}"
-
-
-def _find_module(name: str, search: list[str]) -> ModuleSpec | None:
-    """Find a module without importing the packages around it, unlike ``importlib.util``."""
-    spec: ModuleSpec | None = None
-    places: list[str] | None = search
-    for part in name.split("."):
-        if places is None:
-            return None
-        # Not under its full name: a folder without __init__.py would ask for its parent, which
-        # is not imported.
-        spec = PathFinder.find_spec(part, places)
-        if spec is None:
-            return None
-        found = spec.submodule_search_locations
-        places = list(found) if found is not None else None
-    return spec
 
 
 def _top_level_names(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:

@@ -16,6 +16,7 @@ from orchestrator.core.durable import CheckpointPart
 from orchestrator.core.evaluation import RoundReport
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.slot import StepReport, WorkerFailed
+from workers.code import loaded_code
 from workers.link_speed import Timings, one_way
 from workers.output import send_output_to
 from workers.preflight import Echo, reach
@@ -84,15 +85,19 @@ class WorkerActor:
 
         Raises:
             UserCodeError: If the user's code raises, with the user's own frames.
+            ConfigError: If it is not what the job runs.
         """
         torch.set_num_threads(self._num_threads)
         self.close()  # of an earlier life
         self._worker = Worker(spec, self._device_id)
         info = self._worker.load()
+        code = loaded_code(spec.task, Path.cwd())
+        if spec.code is not None:
+            spec.code.check(self._device_id, code)
         # torch loads its compiler with the first optimizer: a second that nobody should be
         # billed for between two steps.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0).step()
-        return info
+        return replace(info, code=code)
 
     def profile(self, wall: bool, fresh: bool) -> ModelProfile:
         """Measure the layers on this device; see ``known_or_measured``."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
 
+from orchestrator.core.code import NO_CODE, Code, KnownCode
 from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.evaluation import NOTHING_EVALUATED, Evaluated
 from orchestrator.core.plan import Move, Plan
@@ -40,6 +41,9 @@ class WorkerSpec:
     device: str = "cpu"
     dataset_samples: int | None = None
     """What others found in the dataset; None: nobody did."""
+
+    code: KnownCode | None = None
+    """What the job runs, as far as others had it; None: nobody had."""
 
     check: bool = True
     """Whether it looks whether the task can be trained: one worker of a run does, at the start."""
@@ -88,6 +92,9 @@ class TaskInfo:
 
     shares_memory: bool = False
     """Whether with every other device of its machine that is a processor."""
+
+    code: Code = NO_CODE
+    """What the worker has loaded."""
 
 
 def agreed_samples(infos: Mapping[str, TaskInfo]) -> int | None:

@@ -62,6 +62,7 @@ class LoopOptions:
     """The same for devices that were taken away."""
 
     seed: int = 0
+    code: str = ""  # what runs, in a few words
 
 
 @dataclass(kw_only=True)
@@ -252,7 +253,7 @@ class Books:
         if not observation.reports:
             self.leases.restart_at(observation.next_step)  # a restored checkpoint goes on there
         kind: RunEventKind = "resumed" if self.state else "started"
-        return (self.scribe.note(kind, f"at step {observation.next_step}"),)
+        return self.scribe.start(kind, observation.next_step, self.options.code)
 
     def checkpointed(self, step: int | None) -> tuple[RunEvent, ...]:
         """Take note of the newest whole checkpoint; its event when it is new."""

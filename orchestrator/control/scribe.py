@@ -132,6 +132,11 @@ class Scribe:
         """Anything else that concerns the run as a whole."""
         return self._event(kind, detail)
 
+    def start(self, kind: RunEventKind, step: int, code: str) -> tuple[RunEvent, ...]:
+        """Where a life of the run begins, and what code it runs, where that is known."""
+        told = (self.note("code", code),) if code else ()
+        return (self.note(kind, f"at step {step}"), *told)
+
     def skipped(self, steps: Sequence[CommittedStep]) -> tuple[RunEvent, ...]:
         """Steps of the slot that changed nothing."""
         num_skipped = sum(step.skipped for step in steps)

@@ -367,9 +367,9 @@ class CommittedStep:
 
 
 RunEventKind = Literal[
-    "started", "resumed", "joined", "lost", "notice", "failed", "straggler", "recovered", "replan",
-    "price", "fallback", "checkpoint", "skipped", "alarm", "warning", "finished", "budget",
-    "stopped",
+    "started", "resumed", "code", "joined", "lost", "notice", "failed", "straggler", "recovered",
+    "replan", "price", "fallback", "checkpoint", "skipped", "alarm", "warning", "finished",
+    "budget", "stopped",
 ]  # fmt: skip
 
 

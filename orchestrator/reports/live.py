@@ -44,7 +44,7 @@ class View(Protocol):
 
 
 class PlainView:
-    """One plain line a slot and nothing else, for logs."""
+    """One plain line at the start, which says what code runs, and one a slot, for logs."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
@@ -62,7 +62,9 @@ class PlainView:
         self._write(slot_line(record) + (f" · {evaluation_text(found)}" if found else ""))
 
     def event(self, event: RunEvent) -> None:
-        """Shows nothing: what matters is in the next slot's line."""
+        """Writes what code runs; what else matters is in the next slot's line."""
+        if event.kind == "code":
+            self._write(f"code {event.detail}")
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Goes with the next slot's line, the newest one."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
 
@@ -19,13 +19,17 @@ from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.fleet import LINGER_S, SILENT_S, Answer, Fleet
 from orchestrator.runtime.link_speeds import Timings, time_pairs
-from orchestrator.runtime.preflight import MEND, by_node, find_misses, refuse, without
+from orchestrator.runtime.preflight import by_node, expel_apart, find_misses, refuse
 from orchestrator.runtime.processes import emulated_stages, log_path, worker_spec
+from orchestrator.runtime.same_code import same_code
 from orchestrator.runtime.truth import StageTruth
 from orchestrator.runtime.watch import Watch
 from workers.actor import WorkerActor
 from workers.orders import Holders, agreed_samples, holders_of, last_applied
 from workers.worker import Assignment, Standing, TaskInfo, WorkerSpec
+
+if TYPE_CHECKING:
+    from orchestrator.core.code import KnownCode
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +94,7 @@ class Crew:
         self._config, self._working_dir = config, working_dir
         self._places = {place.device_id: place for place in places}
         self._dataset_samples: int | None = None
+        self._code: KnownCode | None = None
 
         def arguments(place: Place) -> tuple[object, ...]:
             return place.device_id, log_path(config, place.device_id), place.num_threads
@@ -114,12 +119,13 @@ class Crew:
 
         Raises:
             UserCodeError: If the user's code raises.
-            ConfigError: If they do not see the same dataset.
+            ConfigError: If they do not see the same dataset, or do not run the job's code.
             LostWorkerError: If nobody is left, or whoever checks the task is lost again and again.
         """
         for device_id, greeting in self.fleet.greet(self._timeouts.start_s).items():
             logger.info("%s: process %s on node %s", device_id, greeting.pid, greeting.ray_node_id)
         infos = self._load()
+        self._code = same_code({d: info.code for d, info in infos.items()}, self._working_dir)
         self._dataset_samples = agreed_samples(infos)
         self.infos = infos
         return next(iter(infos.values()))
@@ -306,17 +312,9 @@ class Crew:
             watch: Told of them, and of those lost meanwhile.
             order: Who may be done without; those at the end go first.
         """
-        nodes = {devices[0]: devices for devices in self._nodes()}
-        dispensable = [device_id for device_id in order if device_id in nodes]
-        if not dispensable:
-            return False  # others of their nodes were found to reach all
-        misses = find_misses(self.fleet, tuple(nodes), self._host, self._timeouts)
-        found = without(misses, dispensable)
-        for speaker, miss in found.items():
-            for device_id in nodes[speaker]:
-                self.fleet.expel(device_id, f"{miss}; it was left out: {MEND}")
+        found = expel_apart(self.fleet, self._nodes(), order, self._host, self._timeouts)
         watch.lose(self.fleet.losses)
-        return bool(found)
+        return found
 
     def _nodes(self) -> tuple[tuple[str, ...], ...]:
         return by_node(self._places[device_id] for device_id in self.fleet.device_ids)
@@ -397,4 +395,4 @@ class Crew:
 
     def _spec(self, place: Place, *, check: bool = False) -> WorkerSpec:
         spec = worker_spec(self._config, place, self._working_dir)
-        return replace(spec, dataset_samples=self._dataset_samples, check=check)
+        return replace(spec, dataset_samples=self._dataset_samples, code=self._code, check=check)

@@ -15,6 +15,7 @@ from orchestrator.control.books import LoopOptions
 from orchestrator.control.loop import ControlLoop
 from orchestrator.control.persistence import CheckpointStore, RunStore, evaluation_json
 from orchestrator.control.recovery import unbilled_s
+from orchestrator.core.code import NO_CODE
 from orchestrator.core.durable import ControlState
 from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import (
@@ -86,6 +87,7 @@ class Head:
         self._end_reason: str | None = None  # before the last step, and yet finished
         self._stop_reason: str | None = None
         self._backend: RayBackend | None = None
+        self._code = NO_CODE
         self._saved: ControlState | None = None
         self._loop: ControlLoop | None = None
 
@@ -196,6 +198,7 @@ class Head:
             next_step=next_step,
             actors=self._actors,
         )
+        self._code = rig.code
         evaluations = Evaluations(
             self._config.training,
             num_steps=rig.num_steps,
@@ -328,6 +331,7 @@ class Head:
             max_failures=config.failure.max_failures,
             max_preemptions=config.failure.max_preemptions,
             seed=config.run.seed,
+            code=str(rig.code),
         )
 
     def _say(self, phase: str) -> None:
@@ -387,6 +391,7 @@ class Head:
                 "billed_hours": billed_h,
                 "replans": state.num_replans if state else 0,
                 "recoveries": state.num_failures + state.num_preemptions if state else 0,
+                "code": self._code.digest if self._code.modules else None,
                 "versions": {name: version(name) for name in ("lyray", "ray", "torch")},
             }
         )

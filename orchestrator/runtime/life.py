@@ -13,8 +13,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.callbacks import Callbacks
 from orchestrator.config import RunConfig
+from orchestrator.core.code import SHORT, lyray_digest
 from orchestrator.core.slot import Outcome
-from orchestrator.errors import OrchestratorError, as_told
+from orchestrator.errors import ConfigError, OrchestratorError, as_told
 from orchestrator.reports.live import View
 from orchestrator.runtime.news import Comparing, Cursor, HeadNews
 from orchestrator.runtime.signals import StopSignals
@@ -30,7 +31,8 @@ NO_CURSOR: Cursor = (0, 0, 0, 0)
 class HeadActor:
     """The head's Ray shell: what it needs is loaded in its own process only."""
 
-    def __init__(self, config: RunConfig, working_dir: str, driver_pid: int) -> None:
+    def __init__(self, config: RunConfig, working_dir: str, driver_pid: int, lyray: str) -> None:
+        """``lyray``: the digest of the job's own."""
         # These load torch and CVXPY.
         from orchestrator.runtime.head import Head  # noqa: PLC0415 - as above
         from orchestrator.runtime.processes import send_output  # noqa: PLC0415 - as above
@@ -38,10 +40,17 @@ class HeadActor:
         send_output(config, "head")
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         logger.info("the head is process %s", os.getpid())
+        self._lyray = lyray
         self._head = Head(config, working_dir, driver_pid=driver_pid)
 
     def run(self, comparing: Comparing | None, *, at_once: bool) -> Outcome:
-        """See ``Head.run``."""
+        """See ``Head.run``. Raises ConfigError if lyray here is not the job's."""
+        if self._lyray != lyray_digest():
+            raise ConfigError(
+                f"the head process runs another lyray ({lyray_digest()[:SHORT]}) than the job "
+                f"({self._lyray[:SHORT]}); leave no copy of lyray in the working directory: name "
+                "its folders in .rayignore"
+            )
         return self._head.run(comparing, at_once=at_once)
 
     def status(self, cursor: Cursor) -> HeadNews:
@@ -102,7 +111,7 @@ def live(
         "enable_task_events": False,  # as of workers
     }
     shell: Any = ray.remote(**options)(HeadActor)  # type: ignore[call-overload]  # partly typed
-    head = shell.remote(config, str(Path.cwd()), os.getpid())
+    head = shell.remote(config, str(Path.cwd()), os.getpid(), lyray_digest())
     try:
         watchdog = Watchdog(head, config.failure.timeouts.start_s)
         running = head.run.remote(comparing, at_once=at_once)

@@ -88,6 +88,33 @@ def refuse(misses: Sequence[Miss]) -> None:
         )
 
 
+def expel_apart(
+    fleet: Fleet,
+    nodes: Iterable[Sequence[str]],
+    order: Sequence[str],
+    host: str,
+    timeouts: Timeouts,
+) -> bool:
+    """End those who do not reach all others, with all of their node; whether there are any.
+
+    Args:
+        fleet: Workers that are up, and run no step.
+        nodes: The devices of each.
+        order: Who may be done without; those at the end go first.
+        host: Where this process can be reached by all of them.
+        timeouts: How long each pair, and all together, may take.
+    """
+    by_speaker = {devices[0]: devices for devices in nodes}
+    dispensable = [device_id for device_id in order if device_id in by_speaker]
+    if not dispensable:
+        return False  # others of their nodes were found to reach all
+    found = without(find_misses(fleet, tuple(by_speaker), host, timeouts), dispensable)
+    for speaker, miss in found.items():
+        for device_id in by_speaker[speaker]:
+            fleet.expel(device_id, f"{miss}; it was left out: {MEND}")
+    return bool(found)
+
+
 def without(misses: Iterable[Miss], order: Sequence[str]) -> dict[str, Miss]:
     """Whom to do without so that they reach each other and all others; a pair that says why.
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from orchestrator.core.cluster import ClusterState
+from orchestrator.core.code import Code
 from orchestrator.core.model import ModelProfile
 from orchestrator.runtime.crew import Crew
 from orchestrator.runtime.presence import Presence
@@ -27,6 +28,9 @@ class Rig:
     num_steps: int
     num_samples: int
     """Of the whole run; only the last step may be short."""
+
+    code: Code
+    """What all workers have loaded."""
 
     evaluation_samples: int = 0
     """Of the evaluation dataset; 0 where none is evaluated."""

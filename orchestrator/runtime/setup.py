@@ -25,6 +25,7 @@ from orchestrator.runtime.notices import NoticeBoard
 from orchestrator.runtime.presence import EmulatedPresence, Presence, RayPresence, place_of
 from orchestrator.runtime.products import ANSWER_S, Products
 from orchestrator.runtime.rig import Rig
+from orchestrator.runtime.same_code import joint_code
 from orchestrator.runtime.truth import EmulatedTruth, present_by
 
 logger = logging.getLogger(__name__)
@@ -169,6 +170,7 @@ def set_up(
         truth=truth if emulated else None,
         num_steps=math.ceil(num_samples / config.training.global_batch),
         num_samples=num_samples,
+        code=joint_code({d: info.code for d, info in crew.infos.items()}),
         evaluation_samples=task.evaluation_samples,
     )
 

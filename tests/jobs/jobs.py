@@ -148,7 +148,9 @@ def check_a_whole_job(jobs: Jobs, work: Path) -> None:
     code, said = jobs.submit("whole", work, "lyray", "run", "one.yaml")
     assert code == 0, said
     assert last(said)["status"] == "finished"
-    lines = [line for line in said.splitlines() if SLOT.match(line)]
+    told = said.splitlines()
+    lines = [line for line in told if SLOT.match(line)]
     assert [int(line.split()[1]) for line in lines] == list(range(len(lines)))
+    assert told[told.index(lines[0]) - 1].startswith("code "), "what runs is told before it does"
     assert jobs.info("whole")["code"] == 0
     check_nothing_is_left(jobs)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs.conftest import TASK
 from tests.jobs.jobs import Jobs, check_a_whole_job, check_nothing_is_left, job_server, last
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
@@ -100,3 +101,20 @@ def test_whoever_was_killed_leaves_nothing(jobs: Jobs, work: Path) -> None:
         os.kill(pid, signal.SIGKILL)
     assert jobs.wait("killed")["status"] == "FAILED"
     check_nothing_is_left(jobs)
+
+
+def test_an_edited_task_is_told_by_another_hash_and_the_same_one_by_the_same(
+    jobs: Jobs, work: Path
+) -> None:
+    """ray-project/ray#53635: edits were ignored, and nothing said so."""
+    told = []
+    for edit in ("", "", "# edited\n"):
+        (work / "mytask.py").write_text(TASK + edit)
+        name = f"edited-{len(told)}"
+        options = ("--set", f"run.name={name}", "--set", "training.steps=2")
+        code, said = jobs.submit(name, work, "lyray", "run", "one.yaml", *options)
+        assert code == 0, said
+        digest = json.loads((work.parent / "runs" / name / "result.json").read_text())["code"]
+        assert f"code {digest[:8]} (mytask), lyray " in said
+        told.append(digest)
+    assert told[0] == told[1] != told[2]

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.builders import make_cluster, make_device, make_group, make_plan, make_profile
 from orchestrator.config import RunConfig
 from orchestrator.control.persistence import CheckpointStore
+from orchestrator.core.code import NO_CODE
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import (
     IDLE_ESTIMATE,
@@ -77,6 +78,7 @@ class Scene:
                 truth=None,
                 num_steps=10**7,
                 num_samples=4 * 10**7,
+                code=NO_CODE,
             ),
             meter=Meter(self.clock),
         )

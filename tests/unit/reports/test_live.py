@@ -74,16 +74,18 @@ def test_a_curve_keeps_its_shape_in_few_blocks() -> None:
     assert sparkline(deque([1.0, 1.0])) == "▁▁"
 
 
-def test_a_log_gets_one_line_a_slot_and_nothing_else() -> None:
+def test_a_log_gets_a_line_that_says_what_code_runs_and_one_a_slot() -> None:
     lines: list[str] = []
     plain = PlainView(lines.append)
     plain.phase("starting")
+    plain.event(RunEvent(0.0, 0, "code", "1f3a9c20 (mytask), lyray 8e1c22aa"))
     plain.step(CommittedStep(16, 3, 0, 64, 0.5, 8.0))
     plain.slot(a_record())
     plain.event(RunEvent(1.0, 4, "straggler", "slow", "slow-0"))
     plain.close()
-    assert len(lines) == 1
-    assert lines[0].startswith("slot 4 · step 17")
+    assert len(lines) == 2
+    assert lines[0] == "code 1f3a9c20 (mytask), lyray 8e1c22aa"
+    assert lines[1].startswith("slot 4 · step 17")
 
 
 def test_an_evaluation_is_shown_with_the_best_one(view: LiveView) -> None:

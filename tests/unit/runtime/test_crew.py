@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.builders import make_profile
 from orchestrator.config import RunConfig
+from orchestrator.core.code import Code, Module, file_digest, lyray_digest
 from orchestrator.core.durable import CheckpointPart
 from orchestrator.core.model import ModelProfile
 from orchestrator.errors import ConfigError, LostWorkerError
@@ -63,6 +64,7 @@ class Roster:
         self.losses: tuple[Loss, ...] = ()
         self.missed: dict[str, tuple[str, ...]] = {}  # whom each does not reach
         self.lengths: dict[str, int | None] = {}  # of the dataset, as each sees it
+        self.codes: dict[str, Code] = {}  # that each runs
         self.asked: list[str] = []
         self.checked: list[str] = []  # who was to check the task
 
@@ -99,7 +101,7 @@ class Roster:
             self.losses += (loss,)
             # The others of a collective only see it vanish.
             alone = method != "connect"
-            return {d: TaskInfo(8) for d in self.device_ids if alone and d in asked}, (loss,)
+            return {d: self.info(d, 8) for d in self.device_ids if alone and d in asked}, (loss,)
         if method == "save":
             self.saved |= each or {}
         if method == "reach":
@@ -110,8 +112,11 @@ class Roster:
         found = {"save": CheckpointPart(0, 1, ()), "profile": tiny_profile(),
                  "standing": standing(4, 1.0), "listen": "127.0.0.1:1"}  # fmt: skip
         if method == "load":
-            return {d: TaskInfo(self.lengths.get(d, 8)) for d in asked}, ()
+            return {d: self.info(d, self.lengths.get(d, 8)) for d in asked}, ()
         return {d: found.get(method) for d in asked}, ()
+
+    def info(self, device_id: str, num_samples: int | None) -> TaskInfo:
+        return TaskInfo(num_samples, code=self.codes.get(device_id, Code((), lyray_digest())))
 
     def enlist(self, place: Place, *arguments: object) -> None:
         kept = tuple(d for d in self.device_ids if d != place.device_id)
@@ -186,6 +191,24 @@ def test_workers_that_see_unlike_datasets_are_refused_by_name(
     found = crew_of(tmp_path, monkeypatch)
     cast("Roster", found.fleet).lengths = {"b-0": 7}
     with pytest.raises(ConfigError, match=r"has 8 samples on a-0, but 7 samples on b-0; every dev"):
+        found.get_ready()
+
+
+def test_workers_that_run_unlike_code_are_refused_and_whoever_comes_later_is_told_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ray-project/ray#53635: one node went on with what it had been sent before."""
+    (tmp_path / "mytask.py").write_text("")
+    ours = Module("mytask", str(file_digest(tmp_path / "mytask.py")), "mytask.py")
+    found = crew_of(tmp_path, monkeypatch)
+    fleet = cast("Roster", found.fleet)
+    fleet.codes = {d: Code((ours,), lyray_digest()) for d in fleet.device_ids}
+    found.get_ready()
+    told = found._spec(Place("c-0")).code
+    assert told is not None
+    assert told.modules == {"mytask.py": ours.digest}
+    fleet.codes["b-0"] = Code((Module("mytask", "0" * 64, "mytask.py"),), lyray_digest(), "host-1")
+    with pytest.raises(ConfigError, match="device b-0 on node host-1 runs another mytask"):
         found.get_ready()
 
 

@@ -171,20 +171,44 @@ def run(
 
 
 @app.command()
-def report(
+def report(  # noqa: PLR0913 - one option each
     run_dir: RunDir,
+    *,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RUN_DIR", help="Another run to compare with; may repeat."),
+    ] = None,
     as_json: AsJson = False,
     html: Html = None,
+    csv: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write all there is as CSV files into DIR.")
+    ] = None,
     bill: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Provider's bill (CSV: pool, usd) to compare with."),
     ] = None,
+    bill_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHAT=NAME", help="What the bill calls pool, usd or currency; may repeat."
+        ),
+    ] = None,
 ) -> None:
     """Say what happened: throughput, money, plans, faults. Also while the run goes on.
 
-    Example: lyray report runs/byte-gpt --html report.html
+    Example: lyray report runs/byte-gpt --against runs/even-split --html report.html
     """
-    commands.report(run_dir, as_json=as_json, html=html, bill=bill)
+    commands.report(
+        commands.ReportAsked(
+            run_dir=run_dir,
+            against=tuple(against or ()),
+            as_json=as_json,
+            html=html,
+            csv=csv,
+            bill=bill,
+            bill_columns=tuple(bill_column or ()),
+        )
+    )
 
 
 @app.command()

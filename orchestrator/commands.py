@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.config import RunConfig
     from orchestrator.core.model import ModelProfile
     from orchestrator.reports.live import View
+    from orchestrator.reports.run_report import RunFound
     from orchestrator.whatif.rehearsal import Comparison
 
 
@@ -238,23 +240,80 @@ def _view(config: "RunConfig") -> "View":
     return LiveView(console, name=name, num_steps=num_steps, budget_per_hour_usd=usd)
 
 
-def report(run_dir: str, *, as_json: bool, html: str | None, bill: str | None) -> None:
-    """Print the report of a run, as text or JSON; write its page where ``html`` says so."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportAsked:
+    """What ``lyray report`` is asked for."""
+
+    run_dir: str
+    against: tuple[str, ...]
+    as_json: bool
+    html: str | None
+    csv: str | None
+    bill: str | None
+    bill_columns: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.against and self.bill is not None:
+            raise ConfigError("--bill is compared with one run; leave out --against")
+        if self.bill_columns and self.bill is None:
+            raise ConfigError(f"--bill-column {self.bill_columns[0]!r}: give the --bill it is of")
+
+
+def report(asked: ReportAsked) -> None:
+    """Print the report of a run, as text or JSON; write its page and files where asked."""
     from rich.console import Console
 
-    from orchestrator.inputs import check_output, read_text
+    from orchestrator.inputs import check_folder, check_output, read_text
+    from orchestrator.reports.bill import BillLine, bill_columns, compare_bill, read_bill
+    from orchestrator.reports.csv_files import write_csv
     from orchestrator.reports.run_page import run_page
-    from orchestrator.reports.run_report import compare_bill, read_run, report_data
+    from orchestrator.reports.run_report import read_run, report_data
     from orchestrator.reports.run_text import print_report
 
-    check_output(html, "--html")
-    found = read_run(run_dir)
-    compared = () if bill is None else compare_bill(found, read_text(bill, bill, "give a CSV file"))
-    if html is not None:
-        storage.write_bytes(html, run_page(found).encode())
-    if as_json:
-        print(json.dumps(report_data(found, compared), indent=1, allow_nan=False))
+    check_output(asked.html, "--html")
+    if asked.csv is not None:
+        check_folder(asked.csv, "--csv")
+    columns = bill_columns(asked.bill_columns)
+    found = read_run(asked.run_dir)
+    reconciled: tuple[BillLine, ...] = ()
+    if asked.bill is not None:
+        text = read_text(asked.bill, asked.bill, "give a CSV file")
+        reconciled = compare_bill(found.ledger, read_bill(text, columns))
+    written = (
+        []
+        if asked.csv is None
+        else [storage.join(asked.csv, n) for n in write_csv(found, asked.csv)]
+    )
+    if asked.against:
+        _compare(found, asked, written)
         return
-    print_report(Console(), found, compared)
-    if html is not None:
-        print(f"wrote {html}")
+    if asked.html is not None:
+        storage.write_bytes(asked.html, run_page(found, reconciled).encode())
+        written.append(asked.html)
+    if asked.as_json:
+        print(json.dumps(report_data(found, reconciled), indent=1, allow_nan=False))
+        return
+    print_report(Console(), found, reconciled)
+    for name in written:
+        print(f"wrote {name}")
+
+
+def _compare(found: "RunFound", asked: ReportAsked, written: list[str]) -> None:
+    """Print a run beside others, or write their common page."""
+    from rich.console import Console
+
+    from orchestrator.reports.comparison import compare_runs, comparison_data
+    from orchestrator.reports.comparison_page import comparison_page, print_comparison
+    from orchestrator.reports.run_report import read_run, report_data
+
+    compared = compare_runs((found, *map(read_run, asked.against)))
+    if asked.html is not None:
+        storage.write_bytes(asked.html, comparison_page(compared).encode())
+        written.append(asked.html)
+    if asked.as_json:
+        data = {**report_data(found), "comparison": comparison_data(compared)}
+        print(json.dumps(data, indent=1, allow_nan=False))
+        return
+    print_comparison(Console(), compared)
+    for name in written:
+        print(f"wrote {name}")

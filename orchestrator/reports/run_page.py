@@ -6,6 +6,12 @@ from html import escape
 
 from orchestrator.reports import figures
 from orchestrator.reports.band_chart import band_chart
+from orchestrator.reports.bill import (
+    RECONCILED_HEAD,
+    BillLine,
+    reconciled_cells,
+    tolerance_text,
+)
 from orchestrator.reports.device_times import DEVICE_HEAD, device_cells
 from orchestrator.reports.run_report import LOSS_WINDOW, RunFound
 from orchestrator.reports.run_text import (
@@ -32,7 +38,7 @@ _MONEY_SCALE = 5.0
 both would be lines on the axis. The figure stands above."""
 
 
-def run_page(found: RunFound) -> str:
+def run_page(found: RunFound, reconciled: Sequence[BillLine] = ()) -> str:
     """The page: head figures, loss, step time, money, evaluations, plans, devices, bill, events."""
     held = "good" if found.bound_held else "bad"
     body = [
@@ -86,11 +92,22 @@ def run_page(found: RunFound) -> str:
         table(DEVICE_HEAD, map(device_cells, found.devices[:_ROWS])),
         "<h2>Bill</h2>",
         table(BILL_HEAD, bill_cells(found), right=(1, 2, 3)),
+        *_reconciled(reconciled),
         *worth_parts(found.worth),
         f"<h2>{_titled('Events', len(found.events))}</h2>",
         table(EVENT_HEAD, map(event_cells, found.events[-_ROWS:])),
     ]
     return page(f"lyray report: {found.name}", body)
+
+
+def _reconciled(lines: Sequence[BillLine]) -> list[str]:
+    if not lines:
+        return []
+    return [
+        "<h2>Ledger against the provider's bill</h2>",
+        f'<p class="soft">{escape(tolerance_text())}</p>',
+        table(RECONCILED_HEAD, reconciled_cells(lines), right=(1, 2, 3)),
+    ]
 
 
 def _titled(title: str, count: int, which: str = "last") -> str:

@@ -1,11 +1,10 @@
 """A run's files read back, and the figures a person asks of them; also while it goes on."""
 
-import csv
 import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
 from orchestrator import storage
@@ -13,6 +12,7 @@ from orchestrator.control.persistence import RunStore, evaluation_json
 from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.evaluation import Evaluation
 from orchestrator.errors import ConfigError
+from orchestrator.reports.bill import BillLine
 from orchestrator.reports.device_times import DeviceTimes
 from orchestrator.reports.lives import Life, Lives
 from orchestrator.reports.rows import Row, SlotRow, int_of, number_of, slot_row
@@ -30,6 +30,8 @@ class PlanSpan:
 
     first_slot: int
     last_slot: int
+    from_s: float  # billed, as is the next
+    to_s: float
     end_step: int
     plan: Row
     predicted_step_s: float | None
@@ -194,6 +196,7 @@ class RunFound:
     def plans(self) -> tuple[PlanSpan, ...]:
         """The plans that ran, in order; a slot in which next to no time passed ran none."""
         spans: list[list[SlotRow]] = []
+        starts_s: list[float] = []
         before_s = 0.0
         for slot in self.slots:
             if slot.time_s > before_s + _NO_TIME_S:
@@ -201,9 +204,13 @@ class RunFound:
                     spans[-1].append(slot)
                 else:
                     spans.append([slot])
+                    starts_s.append(before_s)
             before_s = slot.time_s
         reasons = {s.slot + 1: s.reason for s in self.slots if s.decision != "keep"}
-        return tuple(_span(slots, reasons.get(slots[0].slot, "")) for slots in spans)
+        return tuple(
+            _span(slots, from_s, reasons.get(slots[0].slot, ""))
+            for slots, from_s in zip(spans, starts_s, strict=True)
+        )
 
     @property
     def pools(self) -> tuple[PoolBill, ...]:
@@ -243,41 +250,7 @@ def read_run(run_dir: str) -> RunFound:
     )
 
 
-def compare_bill(found: RunFound, bill: str) -> tuple[tuple[str, float, float], ...]:
-    """Set a provider's bill against the ledger.
-
-    Args:
-        found: The run.
-        bill: CSV with the columns pool and usd; several lines of a pool are added up.
-
-    Returns:
-        (pool, dollars of the ledger, dollars of the bill) for every pool of either.
-
-    Raises:
-        ConfigError: If a column is missing or an amount is no number.
-    """
-    billed: dict[str, list[float]] = {}
-    for number, row in enumerate(csv.DictReader(bill.splitlines()), start=2):
-        try:
-            pool, usd = row["pool"], float(row["usd"])
-        except (KeyError, TypeError, ValueError):
-            pool, usd = "", math.nan
-        if not pool or not math.isfinite(usd):
-            raise ConfigError(
-                f"line {number} of the bill is {dict(row)}; it needs the columns pool and usd, "
-                "the latter a number"
-            )
-        billed.setdefault(pool, []).append(usd)
-    own = {bill.pool: bill.usd + bill.egress_usd for bill in found.pools}
-    return tuple(
-        (pool, own.get(pool, 0.0), math.fsum(billed.get(pool, [])))
-        for pool in sorted({*own, *billed})
-    )
-
-
-def report_data(
-    found: RunFound, compared: Sequence[tuple[str, float, float]] = ()
-) -> dict[str, Json]:
+def report_data(found: RunFound, reconciled: Sequence[BillLine] = ()) -> dict[str, Json]:
     """What ``lyray report --json`` prints."""
     worst = found.worst_slot
     data: dict[str, Json] = {
@@ -307,6 +280,8 @@ def report_data(
         "marginal_values": dict(found.worth.values) if found.worth else {},
         "events": [storage.to_json(event) for event in found.events],
         "comparisons": [storage.to_json(row) for row in found.comparisons],
+        "curves": _curves(found),
+        "timeline": [storage.to_json(life) for life in found.lives],
         "control_cpu_s_per_slot": (
             fmean(s.control_cpu_s for s in found.slots) if found.slots else None
         ),
@@ -318,19 +293,41 @@ def report_data(
             "budget_usd": worst.budget_usd,
             "overspend_bound_usd": worst.overspend_bound_usd,
         }
-    if compared:
+    if reconciled:
         data["bill"] = [
-            {"pool": pool, "ledger_usd": own, "bill_usd": theirs} for pool, own, theirs in compared
+            {**asdict(line), "difference_usd": line.difference_usd} for line in reconciled
         ]
     return data
 
 
-def _span(slots: Sequence[SlotRow], reason: str) -> PlanSpan:
+def _curves(found: RunFound) -> Json:
+    """What the charts draw, slot by slot and step by step, as columns."""
+    slots, losses = found.slots, found.losses
+    return {
+        "slot": [s.slot for s in slots],
+        "billed_s": [s.time_s for s in slots],
+        "samples": [s.samples for s in slots],
+        "measured_samples_per_s": [s.measured_samples_per_s for s in slots],
+        "predicted_samples_per_s": [s.predicted_samples_per_s for s in slots],
+        "measured_step_s": [s.measured_step_s for s in slots],
+        "predicted_step_s": [s.predicted_step_s for s in slots],
+        "cost_per_hour_usd": [s.cost_per_hour_usd for s in slots],
+        "spent_usd": [s.spent_usd for s in slots],
+        "budget_usd": [s.budget_usd for s in slots],
+        "overspend_bound_usd": [s.overspend_bound_usd for s in slots],
+        "step": [step for step, _ in losses],
+        "loss": [loss for _, loss in losses],
+    }
+
+
+def _span(slots: Sequence[SlotRow], from_s: float, reason: str) -> PlanSpan:
     measured = [s.measured_step_s for s in slots if s.measured_step_s is not None]
     costs = [s.cost_per_hour_usd for s in slots if s.cost_per_hour_usd is not None]
     return PlanSpan(
         first_slot=slots[0].slot,
         last_slot=slots[-1].slot,
+        from_s=from_s,
+        to_s=slots[-1].time_s,
         end_step=slots[-1].step,
         plan=slots[0].plan,
         predicted_step_s=slots[-1].predicted_step_s,

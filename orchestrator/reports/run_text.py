@@ -7,6 +7,12 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.reports import figures
+from orchestrator.reports.bill import (
+    RECONCILED_HEAD,
+    BillLine,
+    reconciled_cells,
+    tolerance_text,
+)
 from orchestrator.reports.device_times import DEVICE_HEAD, device_cells
 from orchestrator.reports.records import evaluation_text, plan_words
 from orchestrator.reports.rows import number_of
@@ -17,9 +23,7 @@ _EVENTS_SHOWN = 20
 _DEVICES_SHOWN = 12
 
 
-def print_report(
-    console: Console, found: RunFound, compared: Sequence[tuple[str, float, float]] = ()
-) -> None:
+def print_report(console: Console, found: RunFound, reconciled: Sequence[BillLine] = ()) -> None:
     """Print head figures, the comparison with other strategies, plans, bill and events."""
     console.print(f"[bold]{found.name}[/bold]: {found.status}", highlight=False)
     console.print(Text(found.reason, style="dim"))
@@ -29,7 +33,7 @@ def print_report(
     console.print(grid)
     for table in (
         comparison_table(found), _plans(found), _devices(found), _bill(found), _worth(found),
-        _compared(compared), _events(found),
+        _reconciled(reconciled), _events(found),
     ):  # fmt: skip
         if table is not None:
             console.print()
@@ -217,12 +221,13 @@ def _events(found: RunFound) -> Table | None:
     return _table(title, EVENT_HEAD, [event_cells(event) for event in shown])
 
 
-def _compared(compared: Sequence[tuple[str, float, float]]) -> Table | None:
-    rows = [
-        (pool, figures.usd(own), figures.usd(theirs), figures.usd(theirs - own))
-        for pool, own, theirs in compared
-    ]
-    return _table("Ledger against the bill", ("pool", "ledger", "bill", "difference"), rows)
+def _reconciled(lines: Sequence[BillLine]) -> Table | None:
+    if not lines:
+        return None
+    table = _table("Ledger against the bill", RECONCILED_HEAD, reconciled_cells(lines))
+    if table is not None:
+        table.caption, table.caption_justify = tolerance_text(), "left"
+    return table
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table | None:

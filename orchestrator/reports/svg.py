@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -152,12 +152,15 @@ def table(
     return f'<div class="card"><table>{top}<tbody>{body}</tbody></table></div>'
 
 
-def legend(names: Mapping[str, int]) -> str:
-    """Names with the colours of the palette they are drawn in."""
-    return "<p>" + "".join(
-        f'<span class="key"><i style="background:var(--c{colour % 8})"></i>{escape(name)}</span>'
-        for name, colour in names.items()
-    ) + "</p>"  # fmt: skip
+def legend(names: Mapping[str, int], dashed: Collection[str] = ()) -> str:
+    """Names with the colours of the palette they are drawn in; ``dashed`` ones have a gap."""
+    keys = []
+    for name, colour in names.items():
+        fill = f"var(--c{colour % 8})"
+        if name in dashed:
+            fill = f"linear-gradient(90deg, {fill} 36%, transparent 36% 64%, {fill} 64%)"
+        keys.append(f'<span class="key"><i style="background:{fill}"></i>{escape(name)}</span>')
+    return f"<p>{''.join(keys)}</p>"
 
 
 def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
@@ -245,7 +248,9 @@ def line_chart(
                     stroke_width=2, stroke_linejoin="round", **dash)
         )  # fmt: skip
     names = {curve.name: curve.colour for curve in series}
-    return f'{legend(names)}<div class="card">{svg(width, height, parts, label)}</div>'
+    dashed = {curve.name for curve in series if curve.dashed}
+    drawing = svg(width, height, parts, label)
+    return f'{legend(names, dashed)}<div class="card">{drawing}</div>'
 
 
 def bar_chart(bars: Sequence[tuple[str, float]], *, unit: str, label: str) -> str:

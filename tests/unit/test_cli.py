@@ -358,6 +358,9 @@ def test_a_report_is_written_where_it_was_asked_for(
     assert "Ledger against the bill" in out
     assert out.endswith("wrote r.html\n")
     assert (folder / "r.html").exists()
+    assert lyray(monkeypatch, "report", "runs/tiny", "--against", "runs/tiny", "--csv", "out") == 0
+    assert "tiny (2)" in capsys.readouterr().out
+    assert (folder / "out" / "slots.csv").exists()
     assert lyray(monkeypatch, "report", "runs/tiny", "--json") == 0
     assert json.loads(capsys.readouterr().out)["status"] == "finished"
 

@@ -16,9 +16,10 @@ from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, Rates, RunEvent, SlotJournal
 from orchestrator.core.view import DeviceView, Spread, StepSpreads
 from orchestrator.errors import ConfigError
+from orchestrator.reports.bill import BillLine, bill_columns, compare_bill, read_bill
 from orchestrator.reports.records import slot_data
 from orchestrator.reports.run_page import run_page
-from orchestrator.reports.run_report import compare_bill, read_run, report_data
+from orchestrator.reports.run_report import read_run, report_data
 from orchestrator.reports.run_text import head_figures, print_report
 from tests.unit.reports.samples import FAST, PLAN, a_record, read_page
 
@@ -105,16 +106,12 @@ def test_the_bill_is_split_by_pool_and_compared_with_a_providers(run_dir: str) -
     assert (slow.device_hours, slow.usd, slow.egress_usd) == (
         4.0, pytest.approx(1.2), pytest.approx(0.8),
     )  # fmt: skip
-    compared = compare_bill(found, "pool,usd\nfast,4.00\nfast,2.50\ndisk,1\n")
-    assert compared == (
+    billed = read_bill("pool,usd\nfast,4.00\nfast,2.50\ndisk,1\n", bill_columns(()))
+    compared = {line.pool: line for line in compare_bill(found.ledger, billed)}
+    assert [(p, line.ledger_usd, line.bill_usd) for p, line in compared.items()] == [
         ("disk", 0.0, 1.0), ("fast", 6.0, 6.5), ("slow", pytest.approx(2.0), 0.0),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("bill", ["pool,price\nfast,1\n", "pool,usd\nfast,one\n"])
-def test_a_bill_that_cannot_be_read_names_the_line(run_dir: str, bill: str) -> None:
-    with pytest.raises(ConfigError, match="line 2 of the bill"):
-        compare_bill(read_run(run_dir), bill)
+    ]  # fmt: skip
+    assert not any(line.agrees for line in compared.values())
 
 
 def test_spending_above_the_promise_is_called_broken(run_dir: str) -> None:
@@ -201,15 +198,20 @@ def test_json_text_and_page_tell_the_same(run_dir: str) -> None:
     assert data["steps"] == 40
     assert data["marginal_values"] == {"device_samples_per_s.fast": 0.3}
     assert data["most_over_budget"]["slot"] == 3
+    assert data["curves"]["spent_usd"] == [2.0, 4.0, 6.0, 8.0]
+    assert [life["device"] for life in data["timeline"]] == ["fast-0", "gone-0", "slow-0"]
     screen = StringIO()
-    print_report(Console(file=screen, width=200), found, (("fast", 6.0, 6.5),))
+    line = BillLine("fast", 6.0, 6.5, 0.06, agrees=False, why="at another price")
+    print_report(Console(file=screen, width=200), found, (line,))
     text = screen.getvalue()
     for said in ("finished", "4.55 -> 1.55 (fell by 3.00; means of 10 steps)", "kept in every slot",
                  "2.4 times slower", "releasing those devices", "-50.0 % step",
-                 "joint at even-split's cost", "+25.0 % samples/s", "$0.5000"):  # fmt: skip
+                 "joint at even-split's cost", "+25.0 % samples/s", "$0.5000", "at another price",
+                 "They agree within 1.0 %"):  # fmt: skip
         assert said in text
-    page = read_page(run_page(found))
+    page = read_page(run_page(found, (line,)))
     assert not page.outside
+    assert "at another price" in page.text
     for title in ("Loss", "Throughput", "Step time", "Money", "Plan over time"):
         assert title in page.text
     assert run_page(found).count('role="img"') == 5

@@ -71,15 +71,18 @@ class Ledger:
             traffic: Bytes that cost egress in this interval.
             doubtful_pools: Pools whose price is a guess; their lines are marked ``estimated``.
         """
-        entries = []
+        entries, in_use = [], {u.device_id for u in usage}
+        known = {offer.pool for offer in since.offers}
         for held in _with_standing(usage, since, now):
             device = now.device(held.device_id) if now.has(held.device_id) else None
             device = device or since.device(held.device_id)
-            prices = _prices(device, since, now)
-            used = any(u.device_id == held.device_id for u in usage)
+            new = now.offer(device.pool)
+            prices = (since.offer(device.pool) if device.pool in known else new, new)
             entries += [
                 self._entry(device, charge, estimated=device.pool in doubtful_pools)
-                for charge in self._charges(held, prices, "use" if used else "standing")
+                for charge in self._charges(
+                    held, prices, "use" if held.device_id in in_use else "standing"
+                )
             ]
         entries += [self._egress(sent, since, now) for sent in traffic if sent.size_bytes]
         parts = [self.spent_usd, self.spent_rest_usd, *(e.usd + e.egress_usd for e in entries)]
@@ -174,12 +177,6 @@ def _with_standing(
 
 def _order(usage: Usage) -> tuple[str, float]:
     return usage.device_id, usage.from_s
-
-
-def _prices(device: Device, since: ClusterState, now: ClusterState) -> tuple[Offer, Offer]:
-    new = now.offer(device.pool)
-    known = any(offer.pool == device.pool for offer in since.offers)
-    return (since.offer(device.pool) if known else new), new
 
 
 def _in_force(old: Offer, new: Offer, at_s: float) -> Offer:

@@ -1,6 +1,5 @@
 """The files of a run: control state, append-only records, checkpoints with their manifest last."""
 
-import json
 import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -13,28 +12,34 @@ from orchestrator.core.durable import (
     CHECKPOINTS,
     CheckpointManifest,
     ControlState,
+    Estimates,
     Hold,
     LedgerEntry,
     checkpoint_name,
 )
 from orchestrator.core.evaluation import Evaluation
-from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal
+from orchestrator.core.slot import CommittedStep, SlotJournal
 from orchestrator.errors import ConfigError, DamagedCheckpointError
 
 RecordName = Literal["slots", "steps", "evaluations", "ledger", "events"]
 
-STATE_FILE, RESULT_FILE, MANIFEST_FILE = "control.json", "result.json", "manifest.json"
+STATE_FILE, TRENDS_FILE = "control.json", "trends.json"
+RESULT_FILE, MANIFEST_FILE = "result.json", "manifest.json"
 DAMAGED_FILE = "manifest.damaged.json"
 """What the manifest of a checkpoint is called that turned out to be damaged."""
+
+TRENDS_S = 10.0
+"""What was learned of a thousand devices takes as long to write as all else of their slot."""
 
 logger = logging.getLogger(__name__)
 
 
 class RunStore:
-    """Reads and writes the files of one run (docs: files of a run). Holds nothing in memory."""
+    """Reads and writes the files of one run (docs: files of a run). Keeps none in memory."""
 
     def __init__(self, run_url: str) -> None:
         self.run_url = run_url
+        self._trends_unix_s = -math.inf
 
     def url(self, *parts: str) -> str:
         """Where a file of the run lies."""
@@ -47,8 +52,18 @@ class RunStore:
             path.unlink(missing_ok=True)
 
     def save_state(self, state: ControlState) -> None:
-        """Replace the control state; what it says happened must already be in the ledger."""
-        storage.write_json(self.url(STATE_FILE), state)
+        """Replace the control state; what it says happened must already be in the ledger.
+
+        What was learned of speeds, inputs and links is most of the bytes, and nothing that a few
+        slots would not teach again: it has a file of its own, which is at most ``TRENDS_S`` older,
+        but for a state without a time of writing.
+        """
+        learned, written_s = state.estimates, state.saved_unix_s
+        if written_s is None or not 0 <= written_s - self._trends_unix_s < TRENDS_S:
+            storage.write_json(self.url(TRENDS_FILE), replace(learned, prices=()))
+            self._trends_unix_s = -math.inf if written_s is None else written_s
+        known = Estimates(prices=learned.prices)
+        storage.write_json(self.url(STATE_FILE), replace(state, estimates=known))
 
     def load_state(self, billing_speedup: float) -> ControlState | None:
         """The state to go on from, None when the run never got that far.
@@ -74,6 +89,10 @@ class RunStore:
             return None
         with _undamaged(self.url(STATE_FILE)):
             state = storage.read_json(ControlState, self.url(STATE_FILE))
+        if storage.exists(self.url(TRENDS_FILE)):
+            with _undamaged(self.url(TRENDS_FILE)):
+                learned = storage.read_json(Estimates, self.url(TRENDS_FILE))
+            state = replace(state, estimates=replace(learned, prices=state.estimates.prices))
         if len(entries) < state.num_ledger_entries:
             raise ConfigError(
                 f"{self.url('ledger.jsonl')} has {len(entries)} lines, but the run had written "
@@ -92,9 +111,9 @@ class RunStore:
 
     def write_journal(self, journal: SlotJournal) -> None:
         """Append what a slot adds to steps, ledger and events."""
-        self._append("ledger", map(_plain, journal.ledger))
+        self._append("ledger", journal.ledger)
         self._append("steps", map(step_json, journal.steps))
-        self._append("events", map(_plain, journal.events))
+        self._append("events", journal.events)
 
     def append(self, name: RecordName, row: Mapping[str, object]) -> None:
         """Append one record, given as plain data."""
@@ -174,8 +193,7 @@ class RunStore:
             return found
 
     def _append(self, name: RecordName, rows: Iterable[object]) -> None:
-        texts = [json.dumps(storage.to_json(row), allow_nan=False) for row in rows]
-        lines.append_lines(self.url(f"{name}.jsonl"), texts)
+        lines.append_lines(self.url(f"{name}.jsonl"), map(storage.json_text, rows))
 
 
 def _paid(
@@ -326,10 +344,6 @@ def evaluation_json(evaluation: Evaluation) -> storage.Json:
     metrics = {name: storage.finite(value) for name, value in evaluation.metrics.items()}
     shown = replace(evaluation, loss=storage.finite(evaluation.loss), metrics=metrics)
     return storage.to_json(shown)
-
-
-def _plain(row: LedgerEntry | RunEvent) -> object:
-    return storage.to_json(row)
 
 
 def _step_of(row: Mapping[str, object]) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import mean, median
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from orchestrator.core.cluster import ClusterState
@@ -197,7 +197,7 @@ def group_step_s(slot: Settled) -> tuple[float, ...]:
         return ()
     return tuple(
         max(
-            (mean(r.compute_s for r in by_device[d]) for d in group.device_ids if d in by_device),
+            (fmean(r.compute_s for r in by_device[d]) for d in group.device_ids if d in by_device),
             default=0.0,
         )
         for group in slot.plan.groups
@@ -249,7 +249,8 @@ def step_spreads(slot: Settled) -> dict[str, StepSpreads]:
 
 
 def _spread(times_s: Sequence[float]) -> Spread:
-    return Spread(min(times_s), median(times_s), max(times_s))
+    ordered = sorted(times_s)
+    return Spread(ordered[0], median(ordered), ordered[-1])
 
 
 def all_done(num_steps: int, num_skipped: int) -> str:

@@ -227,4 +227,7 @@ def _device_data(view: DeviceView) -> dict[str, Json]:
 
 
 def _spread_data(spread: Spread) -> Json:
-    return [float(f"{s:.4g}") for s in (spread.least_s, spread.median_s, spread.most_s)]
+    times_s = (spread.least_s, spread.median_s, spread.most_s)
+    if spread.least_s == spread.most_s:  # of one step, as where slots are short
+        return [float(f"{spread.least_s:.4g}")] * len(times_s)
+    return [float(f"{time_s:.4g}") for time_s in times_s]

@@ -1,6 +1,6 @@
 """From what a slot measured to the state that planning sees: speeds, input, links, prices."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import exp, expm1, inf, log, log1p
@@ -102,23 +102,30 @@ class Estimator:
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
         """Present devices that are slower than predicted by ``straggler_ratio``, by phase."""
-        return tuple(straggler for straggler, trend in self._phases() if trend.slots_slow)
+        return self._phases(lambda trend: trend.slots_slow > 0)
 
     @property
     def tried_again(self) -> tuple[Straggler, ...]:
         """What was slow when it was last measured, long ago, and is counted as healthy since."""
-        return tuple(straggler for straggler, trend in self._phases() if trend.on_trial)
+        return self._phases(lambda trend: trend.on_trial)
 
-    def _phases(self) -> list[tuple[Straggler, Trend]]:
-        """Everything that is estimated of devices, in order."""
-        found = [(self._straggler(d, "compute", t), t) for d, t in self._speeds.items()]
-        found += [(self._straggler(d, "input", m.trend), m.trend) for d, m in self._inputs.items()]
-        devices = {device.node_id: device.device_id for device in reversed(self.cluster.devices)}
-        found += [
-            (self._straggler(devices[source], "link", trend, target), trend)
-            for source, target, trend in self._links.memory
+    def _phases(self, wanted: Callable[[Trend], bool]) -> tuple[Straggler, ...]:
+        """What is estimated of devices and is wanted, in order: of a thousand it is a few."""
+        found = [
+            self._straggler(d, "compute", trend)
+            for d, trend in self._speeds.items()
+            if wanted(trend)
         ]
-        return sorted(found, key=lambda pair: pair[0].key)
+        found += [
+            self._straggler(d, "input", memory.trend)
+            for d, memory in self._inputs.items()
+            if wanted(memory.trend)
+        ]
+        links = [link for link in self._links.memory if wanted(link[-1])]
+        if links:
+            devices = {d.node_id: d.device_id for d in reversed(self.cluster.devices)}
+            found += [self._straggler(devices[a], "link", trend, b) for a, b, trend in links]
+        return tuple(sorted(found, key=lambda straggler: straggler.key))
 
     def _straggler(
         self, device_id: str, phase: Phase, trend: Trend, towards: str = ""

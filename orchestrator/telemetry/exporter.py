@@ -3,12 +3,13 @@
 import errno
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from statistics import mean
+from statistics import fmean
 from typing import TYPE_CHECKING
 
+from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.evaluation import LOSS, Evaluation
 from orchestrator.core.slot import PHASES, SlotJournal, SlotRecord, StepReport
 from orchestrator.errors import ConfigError
@@ -66,7 +67,7 @@ class Exporter:
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
         self._declare()
-        self._shown: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+        self._shown: dict[str, dict[tuple[str, ...], Gauge]] = defaultdict(dict)
         self._set("build_info", 1.0, _version())
         if self._facts.budget_usd_per_hour is not None:
             self._set("budget_usd_per_hour", self._facts.budget_usd_per_hour)
@@ -91,13 +92,7 @@ class Exporter:
             self._observe("step_duration_seconds", step.step_s)
             if step.skipped:
                 self._count("steps_discarded_total", 1, reason_label("not_finite"))
-        for entry in journal.ledger:
-            zone = self._facts.zone_of_pool.get(entry.pool, "")
-            if entry.usd:
-                self._count("cost_usd_total", entry.usd, entry.pool)
-            if entry.egress_usd:
-                self._count("egress_usd_total", entry.egress_usd, zone)
-                self._count("egress_bytes_total", entry.egress_bytes, zone)
+        self._count_money(journal.ledger)
         for event in journal.events:
             if event.kind == "lost":
                 self._count("losses_total", 1, reason_label(event.cause or "worker"))
@@ -107,6 +102,19 @@ class Exporter:
             elif event.kind in ("alarm", "warning"):
                 self._count("warnings_total", 1, reason_label(event.detail))
         self._show_phases(journal.reports)
+
+    def _count_money(self, ledger: Iterable[LedgerEntry]) -> None:
+        """A line a device, a series a pool or zone."""
+        bill: dict[str, float] = defaultdict(float)
+        for entry in ledger:
+            if entry.usd:
+                bill[entry.pool] += entry.usd
+            if entry.egress_usd:
+                zone = self._facts.zone_of_pool.get(entry.pool, "")
+                self._count("egress_usd_total", entry.egress_usd, zone)
+                self._count("egress_bytes_total", entry.egress_bytes, zone)
+        for pool, usd in bill.items():
+            self._count("cost_usd_total", usd, pool)
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Show the newest evaluation."""
@@ -146,9 +154,9 @@ class Exporter:
         phases: dict[tuple[str, ...], float] = {}
         bubbles: dict[tuple[str, ...], float] = {}
         for group_index, by_device in by_group.items():
-            busiest = max(by_device.values(), key=lambda mine: mean(r.compute_s for r in mine))
+            busiest = max(by_device.values(), key=lambda mine: fmean(r.compute_s for r in mine))
             for phase in PHASES:
-                seconds = mean(getattr(r, f"{phase}_s") for r in busiest)
+                seconds = fmean(getattr(r, f"{phase}_s") for r in busiest)
                 phases[str(group_index), phase] = seconds
             every = [r for mine in by_device.values() for r in mine]
             held_s = sum(r.step_s for r in every)
@@ -286,11 +294,15 @@ class Exporter:
 
     def _set_all(self, name: str, values: Series) -> None:
         """Show exactly these series of a gauge: those of the slot before that are gone vanish."""
+        gauge, shown = self._gauges[name], self._shown[name]
         for labels, value in values.items():
-            self._set(name, value, *labels)
-        for labels in self._shown[name] - set(values):
-            self._gauges[name].remove(self._run, *labels)
-        self._shown[name] = set(values)
+            series = shown.get(labels)
+            if series is None:  # looking one up takes ten times as long as setting it
+                series = shown[labels] = gauge.labels(self._run, *labels)
+            series.set(value)
+        for labels in shown.keys() - values.keys():
+            gauge.remove(self._run, *labels)
+            del shown[labels]
 
 
 def _version() -> str:

@@ -115,8 +115,7 @@ def measured(trend: Trend, samples: Sequence[float]) -> Trend:
     means = _kept(trend.means, log(fmean(map(exp, steps))))
     nows = _kept(trend.nows, now)
     average = _average(trend, means, nows)
-    return replace(
-        trend,
+    return Trend(  # once a device and slot: ``replace`` would take three times as long
         level=now if average is None else average,
         now=now,
         averaged=average is not None,
@@ -128,7 +127,11 @@ def measured(trend: Trend, samples: Sequence[float]) -> Trend:
         down=round(sums.down, DIGITS),
         since_up=tuple(sums.since_up),
         since_down=tuple(sums.since_down),
-        slots_unseen=0,
+        num_trials=trend.num_trials,
+        on_trial=trend.on_trial,
+        given_up=trend.given_up,
+        slots_slow=trend.slots_slow,
+        slots_well=trend.slots_well,
     )
 
 
@@ -142,7 +145,7 @@ def _weight(means: Sequence[float]) -> float:
     if len(means) < MIN_SLOTS:
         return weight
     middle = median(means)
-    spread = SIGMA_PER_MEDIAN_DEVIATION * median(abs(m - middle) for m in means)
+    spread = SIGMA_PER_MEDIAN_DEVIATION * median([abs(m - middle) for m in means])
     return weight * min(1.0, DRIFT_FLOOR / spread) if spread else weight
 
 
@@ -153,10 +156,14 @@ def _average(before: Trend, means: Sequence[float], nows: Sequence[float]) -> fl
     slot after slot. What was averaged is so until it has been steady for as long.
     """
     now, last = nows[-1], len(nows) - 1
-    change = next((i for i in range(last, -1, -1) if abs(nows[i] - now) > THRESHOLD_FLOOR), None)
+    change, legs = None, 0
+    if max(nows) - min(nows) > THRESHOLD_FLOOR:
+        apart = (i for i in range(last, -1, -1) if abs(nows[i] - now) > THRESHOLD_FLOOR)
+        change, legs = next(apart, None), _legs(nows)
     # The slot of a change is neither what was nor what is.
     settled = means if change is None else means[change + 2 :]
-    legs = max(_legs(nows), FLAPPING_LEGS if before.averaged else 0)
+    if before.averaged:
+        legs = max(legs, FLAPPING_LEGS)
     flaps = legs >= FLAPPING_LEGS and len(settled) < PATIENCE_SLOTS_PER_LEG * legs
     recent = sorted(means if flaps else settled)
     if not flaps and len(recent) < (1 if before.on_trial else MIN_SLOTS):
@@ -213,7 +220,9 @@ def judged(trend: Trend, *, slow: bool) -> Trend:
             slots_slow=trend.slots_slow + 1,
             slots_well=0,
         )
-    slots_well = trend.slots_well + 1
+    if trend.slots_well == RETRY_SLOTS and not (trend.slots_slow or trend.num_trials):
+        return trend  # as most are, slot after slot
+    slots_well = min(trend.slots_well + 1, RETRY_SLOTS)
     proved = slots_well >= RETRY_SLOTS
     return replace(
         trend,

@@ -13,8 +13,11 @@ from orchestrator.core.durable import (
     CheckpointFile,
     CheckpointManifest,
     ControlState,
+    Estimates,
     Hold,
     LedgerEntry,
+    PriceMemory,
+    Trend,
 )
 from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal, Usage
@@ -58,12 +61,32 @@ def test_a_control_state_comes_back_as_it_was_saved(store: RunStore) -> None:
     assert store.load_state(60.0) == STATE
 
 
+def test_what_was_learned_is_at_most_ten_seconds_old_and_prices_are_never(store: RunStore) -> None:
+    """A thousand devices would take half a megabyte in every slot, twice."""
+    offer = make_cluster([make_device("a-0")]).offers[0]
+
+    def state(written_s: float | None, level: float) -> ControlState:
+        learned = Estimates(speeds=(("a-0", Trend(level)),), prices=(PriceMemory(offer, level),))
+        return replace(STATE, num_ledger_entries=0, saved_unix_s=written_s, estimates=learned)
+
+    def known() -> tuple[float, float]:
+        found = store.load_state(60.0)
+        assert found is not None
+        return found.estimates.speeds[0][1].level, found.estimates.prices[0].read_s
+
+    seen = []
+    for written_s, level in ((100.0, 0.1), (109.0, 0.2), (110.0, 0.3), (111.0, 0.4), (None, 0.5)):
+        store.save_state(state(written_s, level))
+        seen.append(known())
+    assert seen == [(0.1, 0.1), (0.1, 0.2), (0.3, 0.3), (0.3, 0.4), (0.5, 0.5)]
+
+
 def test_what_a_killed_process_was_writing_is_removed(store: RunStore) -> None:
     store.save_state(STATE)
     folder = Path(store.run_url)
     (folder / f"control.json{storage.TEMPORARY}1234").write_text("{")
     store.delete_unfinished()
-    assert [path.name for path in folder.iterdir()] == ["control.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["control.json", "trends.json"]
 
 
 def test_a_run_that_never_saved_has_no_state(store: RunStore) -> None:

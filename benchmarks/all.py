@@ -20,7 +20,7 @@ BENCHMARKS = (
     "assignment", "baselines", "chaos", "control_law", "executor", "finite_horizon", "frames",
     "frontends", "infeasible", "input_stall", "memory", "overhead", "plan_gap",
     "plan_time", "planner_in_loop", "published", "reconfiguration", "recovery", "replan",
-    "robustness", "scale", "scenarios", "soak", "time_model",
+    "robustness", "scale", "scenarios", "soak", "telemetry_load", "time_model",
 )  # fmt: skip
 
 BEGIN, END = "<!-- front ends: begin -->", "<!-- front ends: end -->"

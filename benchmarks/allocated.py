@@ -67,8 +67,10 @@ class _Watched(LinkTransport):
         super().send(tensors, dst, tag, **options)
 
 
-def _watched(rank: int, world_size: int, store: Store, *, timeout_s: float) -> LinkTransport:
-    channels = tcp_channels(rank, world_size, store, timeout_s=timeout_s)
+def _watched(
+    rank: int, world_size: int, store: Store, *, secret: bytes, timeout_s: float
+) -> LinkTransport:
+    channels = tcp_channels(rank, world_size, store, secret=secret, timeout_s=timeout_s)
     return _Watched(rank, {peer: _WatchedChannel(c) for peer, c in channels.items()})
 
 

@@ -19,12 +19,12 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
 
 from orchestrator.core.cluster import Team
 from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.plan import Group, Plan, Stage
 from orchestrator.core.training import OptimizerOptions, TrainingOptions
+from workers.meeting import Meeting
 from workers.worker import Assignment, RunEnd, Worker, WorkerSpec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,7 +117,7 @@ class Fleet:
         os.environ["OMP_NUM_THREADS"] = "1"  # the fork server passes it on
         self.devices = tuple(devices)
         self._number = 0
-        self._store: TCPStore | None = None
+        self._meeting: Meeting | None = None
         self._pipes: list[Connection] = []
         self.processes: list[Any] = []
         self._answers: list[dict[int, tuple[bool, Any]]] = [{} for _ in self.devices]
@@ -154,9 +154,9 @@ class Fleet:
 
     def meet(self) -> None:
         """Join the workers, through a store of their own."""
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._meeting = Meeting("127.0.0.1")
         world = len(self.devices)
-        self.each("connect", [("127.0.0.1", self._store.port, r, world) for r in range(world)])
+        self.each("connect", [(self._meeting.invitation, r, world) for r in range(world)])
 
     def send(
         self, name: str, args: tuple[Any, ...] = (), ranks: Iterable[int] | None = None

@@ -27,8 +27,11 @@ class _Counted(LinkTransport):
             _SENT.append((tag - MOVE_TAGS, sum(tensor.nbytes for tensor in tensors)))
 
 
-def _counted(rank: int, world_size: int, store: Store, *, timeout_s: float) -> LinkTransport:
-    return _Counted(rank, tcp_channels(rank, world_size, store, timeout_s=timeout_s))
+def _counted(
+    rank: int, world_size: int, store: Store, *, secret: bytes, timeout_s: float
+) -> LinkTransport:
+    channels = tcp_channels(rank, world_size, store, secret=secret, timeout_s=timeout_s)
+    return _Counted(rank, channels)
 
 
 TRANSPORTS[COUNTED] = _counted  # in every worker's process, which imports this module

@@ -18,6 +18,7 @@ from orchestrator.core.model import ModelProfile
 from orchestrator.core.slot import StepReport, WorkerFailed
 from workers.code import loaded_code
 from workers.link_speed import Timings, one_way
+from workers.meeting import Invitation
 from workers.output import send_output_to
 from workers.preflight import Echo, reach
 from workers.update import Verdict
@@ -125,9 +126,9 @@ class WorkerActor:
             self._echo.close()
             self._echo = None
 
-    def connect(self, host: str, port: int, rank: int, world_size: int) -> None:
-        """Join all workers, whose store is served at ``host``; see ``Peers.join``."""
-        self._loaded().connect(host, port, rank, world_size)
+    def connect(self, invitation: Invitation, rank: int, world_size: int) -> None:
+        """Join all workers; see ``Peers.join``."""
+        self._loaded().connect(invitation, rank, world_size)
 
     def install(self, assignment: Assignment, wall_zero_s: float | None) -> None:
         """Take a place in a plan: process groups, layer state, Program. Collective.

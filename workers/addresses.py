@@ -4,6 +4,9 @@ import fcntl
 import socket
 import struct
 
+LOOPBACK = "127.0.0.1"
+"""Of a machine that has no way to the others."""
+
 _SIOCGIFADDR = 0x8915
 
 

@@ -11,6 +11,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in t
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from workers.device import PROCESSOR, DeviceFacts, facts
+from workers.meeting import Invitation
 from workers.process_groups import ProcessGroups, contact
 from workers.sums import DIRECT, choose_backend
 from workers.transport import TRANSPORTS, Transport
@@ -55,12 +56,11 @@ class Peers:
         """Place among all joined workers; only while joined."""
         return self.groups.rank
 
-    def join(self, store_host: str, store_port: int, rank: int, world_size: int) -> None:
+    def join(self, invitation: Invitation, rank: int, world_size: int) -> None:
         """Join with others, after leaving those of before; collective.
 
         Args:
-            store_host: Where the head serves a TCPStore, a fresh one for every set of workers.
-            store_port: Its port.
+            invitation: Of the head's Meeting, a new one for every set of workers.
             rank: Place of this worker.
             world_size: Number of workers.
 
@@ -69,8 +69,8 @@ class Peers:
         """
         self.leave()
         with contact("joining the others"):
-            timeout = timedelta(seconds=self._timeout_s)
-            store = TCPStore(store_host, store_port, is_master=False, timeout=timeout)
+            timeout, host = timedelta(seconds=self._timeout_s), invitation.host
+            store = TCPStore(host, invitation.port, is_master=False, timeout=timeout)
             everybody = self._introduce(PrefixStore("devices", store), rank, world_size)
             backend, why_not = choose_backend(everybody)
             if self.device != PROCESSOR:
@@ -81,7 +81,7 @@ class Peers:
                     PrefixStore("groups/gloo" if directly_on is None else "groups/direct", store),
                     rank=rank,
                     world_size=world_size,
-                    host=store_host,
+                    host=host,
                     timeout_s=self._timeout_s,
                     directly_on=directly_on,
                 )
@@ -92,7 +92,11 @@ class Peers:
                 self._groups = groups(None)
             self._groups.try_out(self._timeout_s)
             self._transport = TRANSPORTS[self._transport_name](
-                rank, world_size, PrefixStore("transport", store), timeout_s=self._timeout_s
+                rank,
+                world_size,
+                PrefixStore("transport", store),
+                secret=invitation.secret,
+                timeout_s=self._timeout_s,
             )
 
     def _introduce(self, store: Store, rank: int, world_size: int) -> list[DeviceFacts]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from workers.addresses import address_towards
+from workers.addresses import LOOPBACK, address_towards
 
 SIZES_BYTES = (1, 4096, 1 << 16)
 """Of the messages that must come back: below, about and far above what one packet holds."""
@@ -33,7 +33,7 @@ class Echo:
             timeout_s: How long a caller may be silent.
         """
         self._secret, self._timeout_s = secret, timeout_s
-        self._listener = socket.create_server((address_towards(host) or "", 0), backlog=128)
+        self._listener = socket.create_server((address_towards(host) or LOOPBACK, 0), backlog=128)
         address, port = self._listener.getsockname()[:2]
         self.address = f"{address}:{port}"
         threading.Thread(target=self._accept, name="echo", daemon=True).start()

@@ -1,7 +1,7 @@
 """Our own TCP transport: authenticated connections between all pairs of workers."""
 
 import hmac
-import secrets
+import logging
 import socket
 import struct
 import threading
@@ -13,10 +13,12 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from workers.addresses import address_towards
+from workers.addresses import LOOPBACK, address_towards
 from workers.lanes import GroupLane
 from workers.links import LinkTransport, PeerLostError, wait_for_keys
 from workers.messages import Channel
+
+logger = logging.getLogger(__name__)
 
 _MAGIC = b"lyray/1\n"
 _HELLO = struct.Struct("<8si32s")  # magic, rank of the caller, proof that it knows the secret
@@ -61,8 +63,8 @@ def _local_address(store: Store) -> str:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if not isinstance(store, TCPStore):
-        return "127.0.0.1"
-    return address_towards(store.host, store.port or 1) or "127.0.0.1"
+        return LOOPBACK
+    return address_towards(store.host, store.port or 1) or LOOPBACK
 
 
 def _proof(secret: bytes, caller: int, called: int) -> bytes:
@@ -101,17 +103,18 @@ class _Reception:
     def _accept(self) -> None:
         while True:
             try:
-                connection, _ = self._listener.accept()
+                connection, (host, *_) = self._listener.accept()
             except OSError:
                 return  # closed: everybody is here, or the time is over
-            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._greet, args=(connection, host), daemon=True).start()
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _greet(self, connection: socket.socket, host: str) -> None:
         connection.settimeout(_HELLO_TIMEOUT_S)
         peer = _hear_hello(connection, self._secret, self._rank)
         with self._changed:
             if peer is None or peer <= self._rank or peer in self._accepted:
                 connection.close()
+                logger.warning("a stranger at %s was refused: it does not prove to be a peer", host)
                 return
             _say_hello(connection, self._secret, self._rank, peer)
             self._accepted[peer] = connection
@@ -150,12 +153,12 @@ def _connect(
 
 
 def tcp_channels(
-    rank: int, world_size: int, store: Store, *, timeout_s: float
+    rank: int, world_size: int, store: Store, *, secret: bytes, timeout_s: float
 ) -> dict[int, Channel]:
     """Return one TCP connection to every other rank; of two, the higher one connects.
 
-    Addresses and the secret of this world travel through ``store``, which must be fresh.
-    Whoever does not prove to know the secret is dropped.
+    Addresses travel through ``store``, which must be fresh. Whoever does not prove to know
+    ``secret``, which all of this world share and nobody else, is dropped.
 
     Raises:
         TimeoutError: If a rank does not come within ``timeout_s``.
@@ -167,12 +170,8 @@ def tcp_channels(
         # On the listener: what it accepts inherits the sizes, which the handshake already needs.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-        if rank == 0:
-            store.set("tcp/secret", secrets.token_hex(32))
         store.set(f"tcp/{rank}", f"{address}:{listener.getsockname()[1]}")
-        keys = ["tcp/secret", *(f"tcp/{peer}" for peer in range(world_size))]
-        wait_for_keys(store, keys, timeout_s)
-        secret = store.get("tcp/secret")
+        wait_for_keys(store, [f"tcp/{peer}" for peer in range(world_size)], timeout_s)
         reception = _Reception(listener, secret, rank)
         connections: dict[int, socket.socket] = {}
         try:
@@ -196,6 +195,7 @@ def tcp_transport(
     world_size: int,
     store: Store,
     *,
+    secret: bytes,
     timeout_s: float,
     lanes_on: torch.device | None = None,
 ) -> LinkTransport:
@@ -204,7 +204,7 @@ def tcp_transport(
     Tensors on the device ``lanes_on`` do not take the connection but a lane of torch.distributed
     beside it.
     """
-    channels = tcp_channels(rank, world_size, store, timeout_s=timeout_s)
+    channels = tcp_channels(rank, world_size, store, secret=secret, timeout_s=timeout_s)
     if lanes_on is None:
         return LinkTransport(rank, channels)
     ways = PrefixStore("lanes", store)

@@ -80,16 +80,23 @@ class Transport(Protocol):
 class TransportFactory(Protocol):
     """Joins workers of a run; collective, returns when all are connected."""
 
-    def __call__(self, rank: int, world_size: int, store: Store, *, timeout_s: float) -> Transport:
-        """Connect to every other rank. ``store`` must be fresh: a prefix for this time only.
+    def __call__(
+        self, rank: int, world_size: int, store: Store, *, secret: bytes, timeout_s: float
+    ) -> Transport:
+        """Connect to every other rank, which must prove to know ``secret``.
+
+        ``store`` must be fresh: a prefix for this time only.
 
         Raises:
             TimeoutError: If a rank does not come within ``timeout_s``.
         """
 
 
-def _with_nccl(rank: int, world_size: int, store: Store, *, timeout_s: float) -> LinkTransport:
-    return tcp_transport(rank, world_size, store, timeout_s=timeout_s, lanes_on=driven_gpu())
+def _with_nccl(
+    rank: int, world_size: int, store: Store, *, secret: bytes, timeout_s: float
+) -> LinkTransport:
+    gpu = driven_gpu()
+    return tcp_transport(rank, world_size, store, secret=secret, timeout_s=timeout_s, lanes_on=gpu)
 
 
 TRANSPORTS: dict[str, TransportFactory] = {

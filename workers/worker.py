@@ -22,6 +22,7 @@ from workers.faults import NO_FAULTS, Injector
 from workers.feed import Feed
 from workers.holding import Holding
 from workers.loading import Loaded, load
+from workers.meeting import Invitation
 from workers.orders import Assignment, EndReason, RunEnd, Standing, TaskInfo, WorkerSpec
 from workers.peers import Peers
 from workers.process_groups import OwnerSet
@@ -98,9 +99,9 @@ class Worker:
         give_back(self._device)
         return profile
 
-    def connect(self, store_host: str, store_port: int, rank: int, world_size: int) -> None:
+    def connect(self, invitation: Invitation, rank: int, world_size: int) -> None:
         """Join all workers of the run; collective, see ``Peers.join``. The layers here stay."""
-        self._peers.join(store_host, store_port, rank, world_size)
+        self._peers.join(invitation, rank, world_size)
 
     # Taking a place in a plan ------------------------------------------------------------
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
-
 from orchestrator.config import RunConfig
 from orchestrator.core.durable import CheckpointManifest, CheckpointPart
 from orchestrator.core.evaluation import Evaluated
@@ -25,6 +23,7 @@ from orchestrator.runtime.same_code import same_code
 from orchestrator.runtime.truth import StageTruth
 from orchestrator.runtime.watch import Watch
 from workers.actor import WorkerActor
+from workers.meeting import Meeting
 from workers.orders import Holders, agreed_samples, holders_of, last_applied
 from workers.worker import Assignment, Standing, TaskInfo, WorkerSpec
 
@@ -103,7 +102,7 @@ class Crew:
         self.fleet = Fleet(WorkerActor, places, arguments, linger_s=linger_s, actors=actors)
         self._host = host
         self.infos: dict[str, TaskInfo] = {}  # by device, as of the start
-        self._stores: deque[TCPStore] = deque(maxlen=2)  # some may not have left the last world
+        self._meetings = deque[Meeting](maxlen=2)  # some may not have left the last world
         self._world: tuple[str, ...] = ()  # who is joined, in the order of their ranks
 
     @property
@@ -380,11 +379,10 @@ class Crew:
 
     def _addresses(self) -> dict[str, tuple[object, ...]]:
         """What each worker is told to connect to: a store that is new, its rank of how many."""
-        store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
-        self._stores.append(store)
-        members = self.fleet.device_ids
+        meeting, members = Meeting(self._host), self.fleet.device_ids
+        self._meetings.append(meeting)
         return {
-            device_id: (self._host, store.port, rank, len(members))
+            device_id: (meeting.invitation, rank, len(members))
             for rank, device_id in enumerate(members)
         }
 

@@ -238,7 +238,8 @@ def test_over_real_sockets_the_virtual_makespan_is_exact_and_the_wall_time_close
     begin_s = time.monotonic() + 0.3
 
     def run(rank: int) -> tuple[float, float]:
-        transport = tcp_transport(rank, 4, PrefixStore("life", store), timeout_s=30)
+        life = PrefixStore("life", store)
+        transport = tcp_transport(rank, 4, life, secret=b"known", timeout_s=30)
         stage = EmulatedStage(
             {1: (UNLIKE_S[rank], 2 * UNLIKE_S[rank])}, to_next=FAST_LINK, to_previous=FAST_LINK
         )

@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.parametrize("name", ["gloo", "tcp"]),
 ]
 LONG_S = 30.0  # never waited out: something must end the wait earlier
+SECRET = b"known"
 AT_ONCE_S = 5.0  # generous on a busy machine, far below LONG_S
 
 
@@ -41,7 +42,7 @@ def connected(name: str, world_size: int = 2) -> Iterator[list[Transport]]:
         transports = list(
             pool.map(
                 lambda rank: TRANSPORTS[name](
-                    rank, world_size, PrefixStore("life", store), timeout_s=LONG_S
+                    rank, world_size, PrefixStore("life", store), secret=SECRET, timeout_s=LONG_S
                 ),
                 range(world_size),
             )
@@ -244,12 +245,13 @@ def test_nonsense_is_refused_with_its_value(name: str) -> None:
 
 def test_a_missing_rank_is_named_when_connecting(name: str) -> None:
     with pytest.raises(TimeoutError, match="tcp/1"):
-        TRANSPORTS[name](0, 2, PrefixStore("life", HashStore()), timeout_s=0.2)
+        TRANSPORTS[name](0, 2, PrefixStore("life", HashStore()), secret=SECRET, timeout_s=0.2)
 
 
 def _child(name: str, port: int) -> None:
     store = TCPStore("127.0.0.1", port, is_master=False)
-    transport = TRANSPORTS[name](1, 3, PrefixStore("life", store), timeout_s=LONG_S)
+    life = PrefixStore("life", store)
+    transport = TRANSPORTS[name](1, 3, life, secret=SECRET, timeout_s=LONG_S)
     transport.send((torch.tensor(os.getpid()),), 0, 0)
     receive(transport, 0, 99)
 
@@ -263,7 +265,8 @@ def test_a_killed_peer_fails_the_waiting_receive_at_once(name: str) -> None:
 
     def join(rank: int) -> Transport:
         own_store = TCPStore("127.0.0.1", store.port, is_master=False)
-        return TRANSPORTS[name](rank, 3, PrefixStore("life", own_store), timeout_s=LONG_S)
+        life = PrefixStore("life", own_store)
+        return TRANSPORTS[name](rank, 3, life, secret=SECRET, timeout_s=LONG_S)
 
     with ThreadPoolExecutor(2) as pool:
         first, third = pool.map(join, (0, 2))
@@ -283,7 +286,8 @@ def test_a_killed_peer_fails_the_waiting_receive_at_once(name: str) -> None:
 
 def _leave(name: str, port: int) -> None:
     store = TCPStore("127.0.0.1", port, is_master=False)
-    transport = TRANSPORTS[name](1, 2, PrefixStore("life", store), timeout_s=LONG_S)
+    life = PrefixStore("life", store)
+    transport = TRANSPORTS[name](1, 2, life, secret=SECRET, timeout_s=LONG_S)
     transport.send((torch.tensor(3),), 0, 0)
     transport.flush(LONG_S)
     transport.close()
@@ -294,7 +298,8 @@ def test_a_process_that_closed_its_transport_ends_cleanly(name: str) -> None:
     child = multiprocessing.get_context("spawn").Process(target=_leave, args=(name, store.port))
     child.start()
     own_store = TCPStore("127.0.0.1", store.port, is_master=False)
-    first = TRANSPORTS[name](0, 2, PrefixStore("life", own_store), timeout_s=LONG_S)
+    life = PrefixStore("life", own_store)
+    first = TRANSPORTS[name](0, 2, life, secret=SECRET, timeout_s=LONG_S)
     assert int(receive(first, 1, 0).tensors[0]) == 3
     child.join(LONG_S)
     first.close()

@@ -11,6 +11,7 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
 from orchestrator import storage
+from orchestrator.core.durable import stays_below
 from orchestrator.errors import ConfigError
 from workers.splitting import SplitModel
 
@@ -104,6 +105,9 @@ def _read(url: str) -> Iterator[tuple[str, Tensor]]:
         return
     with _readable(url, "index of safetensors files", ""):
         files = dict.fromkeys(json.loads(storage.read_bytes(url))["weight_map"].values())
+        for file in files:
+            if not stays_below(file):
+                raise ValueError(f"it names {file!r}, which does not lie beside it")
     folder = url.rpartition("/")[0]
     for file in files:
         yield from _read_file(storage.join(folder, file) if folder else file)

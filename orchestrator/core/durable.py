@@ -38,6 +38,13 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
+def stays_below(path: str) -> bool:
+    """Whether what a file calls another one lies below its folder, on any storage."""
+    return path.isprintable() and not (
+        set(path.split("/")) & {"", ".", ".."} or set(path) & set("\\:*?[")
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointFile:
     """One layer's file in a checkpoint; ``path`` is relative to the checkpoint."""
@@ -46,6 +53,10 @@ class CheckpointFile:
     path: str
     size_bytes: int
     checksum: str  # sha256 hex
+
+    def __post_init__(self) -> None:
+        if not stays_below(self.path):
+            raise ValueError(f"path is {self.path!r}, which does not lie in the checkpoint")
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,17 @@ def test_files_of_an_index_are_read_one_after_another(tmp_path: Path) -> None:
             load_weights(model, str(index))
 
 
+@pytest.mark.parametrize("file", ["../start.safetensors", "/start.safetensors", "file:///start"])
+def test_an_index_cannot_name_a_file_that_does_not_lie_beside_it(tmp_path: Path, file: str) -> None:
+    model, values = weights()
+    save_file(values, tmp_path / "start.safetensors")
+    (tmp_path / "below").mkdir()
+    index = tmp_path / "below" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(values, file)}))
+    with pytest.raises(ConfigError, match=f"it names '{file}', which does not lie beside it"):
+        load_weights(model, str(index))
+
+
 def test_a_value_takes_the_dtype_of_the_model(tmp_path: Path) -> None:
     model, values = weights()
     path = str(tmp_path / "start.safetensors")

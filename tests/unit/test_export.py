@@ -52,6 +52,18 @@ def test_the_file_has_the_users_names_and_no_optimizer_state(tmp_path: Path) -> 
     assert exported.size_bytes == target.stat().st_size
 
 
+def test_a_manifest_cannot_name_a_file_outside_of_its_checkpoint(tmp_path: Path) -> None:
+    store = write_checkpoint(tmp_path / "run", 100)
+    (tmp_path / "key").write_bytes(b"secret")
+    manifest = Path(store.url(100, "manifest.json"))
+    for path in ("../../../key", str(tmp_path / "key"), "file:///etc/passwd", "sub/../../key"):
+        manifest.write_text(manifest.read_text().replace("layer-000.safetensors", path))
+        with pytest.raises(ConfigError, match=r"does not lie in the checkpoint"):
+            export_weights(str(tmp_path / "run"), str(tmp_path / "out"))
+        manifest.write_text(manifest.read_text().replace(path, "layer-000.safetensors"))
+    assert export_weights(str(tmp_path / "run"), str(tmp_path / "out")).step == 100
+
+
 def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "run", 100)
     store = write_checkpoint(tmp_path / "run", 200, scale=2.0)

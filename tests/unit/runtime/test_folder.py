@@ -102,6 +102,16 @@ def test_more_money_is_no_reason_to_refuse_but_another_batch_is(tmp_path: Path) 
         open_folder(config(tmp_path, batch=16), "auto")
 
 
+def test_a_foreign_checkpoint_cannot_name_a_file_outside_of_itself(tmp_path: Path) -> None:
+    folder = Path(write_checkpoint(config(tmp_path, name="other"), 2))
+    (tmp_path / "key").write_bytes(b"weights")  # of the right checksum
+    manifest = folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("layer-000.safetensors", "../../../key"))
+    with pytest.raises(ConfigError, match=r"damaged: .*'\.\./\.\./\.\./key', which does not lie"):
+        open_folder(config(tmp_path), str(folder))
+    assert not (tmp_path / "r" / "checkpoints").exists()
+
+
 def test_an_own_older_checkpoint_gives_up_the_later_ones(tmp_path: Path) -> None:
     run = config(tmp_path)
     open_folder(run, "auto")

@@ -19,6 +19,7 @@ from orchestrator.control.backend import ClusterOptions, EmulationOptions
 from orchestrator.control.recovery import FailureOptions
 from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.training import GroupOptions, OptimizerOptions, TrainingOptions
+from orchestrator.credentials import credential_problems
 from orchestrator.errors import ConfigError
 from orchestrator.familiar import FAMILIAR
 from orchestrator.layers import INCLUDE, Layers, parse_layers, read_layers
@@ -107,6 +108,8 @@ class RunConfig(BaseModel):
         data = layers.data
         for override in overrides:
             layers.set(override)
+        if found := list(credential_problems(data)):  # first: other messages show values
+            raise ConfigError(_listed(found, layers))
         _prepare(layers)
         try:
             config = cls.model_validate_json(json.dumps(data, default=str))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from orchestrator.credentials import masked
 from orchestrator.errors import ConfigError, OrchestratorError, UserCodeError, as_told
 
 _ENDED_BY_TYPER = {
@@ -36,7 +37,7 @@ def run_to_its_end(command_line: Callable[[], None]) -> NoReturn:
 
 def tell(status: str, reason: str, run_dir: str | None) -> None:
     """Write the last line on stdout: what a script reads."""
-    line = json.dumps({"status": status, "reason": reason, "run_dir": run_dir})
+    line = json.dumps({"status": status, "reason": masked(reason), "run_dir": run_dir})
     _told.append(line)
     print(line, flush=True)
 
@@ -58,6 +59,6 @@ def ending(run_dir: str | None) -> Iterator[None]:
 def _give_up(error: OrchestratorError, run_dir: str | None) -> NoReturn:
     if isinstance(error, UserCodeError) and error.user_traceback:
         print(error.user_traceback.rstrip(), file=sys.stderr)
-    print(f"lyray: {error}", file=sys.stderr, flush=True)
+    print(f"lyray: {masked(str(error))}", file=sys.stderr, flush=True)
     tell(error.status, str(error), run_dir)
     sys.exit(error.exit_code)

@@ -16,7 +16,9 @@ from uuid import uuid4
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from orchestrator.credentials import MEND, masked
 from orchestrator.decoding import decode
+from orchestrator.errors import ConfigError
 from orchestrator.retries import patiently
 
 T = TypeVar("T")
@@ -24,6 +26,7 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 _MAX_NAME = 100  # of a run: file systems allow 255 bytes, of which tools take some
 TEMPORARY = ".tmp-"  # marks a file that is still being written; never listed
+_SIGNED = ("http://", "https://")  # have no other way to let somebody in
 _NO_FOLDERS = {"abfs", "abfss", "az", "gcs", "gs", "oss", "s3", "s3a"}  # their drivers make buckets
 
 
@@ -144,7 +147,7 @@ def read_ranges(url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     found = _use(url, read) if ranges else []
     for (first, end), data in zip(ranges, found, strict=True):
         if len(data) != end - first:
-            raise OSError(f"{url} ends at byte {first + len(data)}, before byte {end}")
+            raise OSError(f"{masked(url)} ends at byte {first + len(data)}, before byte {end}")
     return found
 
 
@@ -183,7 +186,7 @@ def size_bytes(url: str) -> int:
     def size(filesystem: fsspec.AbstractFileSystem, path: str) -> int:
         info = filesystem.info(path)
         if info.get("type") == "directory":
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), masked(url))
         return int(info.get("size") or 0)
 
     return _use(url, size)
@@ -307,6 +310,8 @@ def finite(value: float | None) -> float | None:
 
 
 def _open(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    if masked(url) != url and not url.startswith(_SIGNED):
+        raise ConfigError(f"{masked(url)!r} is a URL with a credential in it; {MEND}")
     with _as_os_error(url):
         filesystem, path = fsspec.core.url_to_fs(url)
     if "\0" in path:
@@ -332,7 +337,7 @@ def _use(
 def _as_os_error(url: str) -> Iterator[None]:
     """Let a driver fail as the local file system does: its own errors are of any class.
 
-    Each names the URL, which a full disk or an object store does not.
+    Each names the URL, which a full disk or an object store does not, without its credentials.
     """
     try:
         yield
@@ -342,14 +347,14 @@ def _as_os_error(url: str) -> Iterator[None]:
         known = (number for kind, number in _NUMBERS.items() if isinstance(error, kind))
         number = error.errno or next(known, None)
         if number is None:
-            raise OSError(f"{url}: {error}") from error
-        reason = error.strerror or str(error) or os.strerror(number)
-        raise OSError(number, reason, url) from error
+            raise OSError(masked(f"{url}: {error}")) from error
+        reason = masked(error.strerror or str(error)) or os.strerror(number)
+        raise OSError(number, reason, masked(url)) from error
     except ImportError as error:
         extra = "; pip install s3fs" if url.startswith("s3") else ""
-        raise OSError(f"{url}: {error}{extra}") from error
+        raise OSError(masked(f"{url}: {error}{extra}")) from error
     except Exception as error:
-        raise OSError(f"{url}: {error or type(error).__name__}") from error
+        raise OSError(masked(f"{url}: {error or type(error).__name__}")) from error
 
 
 _NUMBERS = {

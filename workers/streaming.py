@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from orchestrator import storage
+from orchestrator.credentials import masked
 
 BLOCK_BYTES = 1 << 17
 """Of what is read at once: waiting for an object store takes longer than so many bytes."""
@@ -38,9 +39,10 @@ class _Files:
     def __init__(self, urls: Urls, name: str) -> None:
         given = _given(urls, f"{name}: urls")
         self.urls = [storage.absolute(url) for wanted in given for url in storage.matching(wanted)]
+        self.names = [masked(url) for url in self.urls]  # for messages
         if not self.urls:
-            raise ValueError(f"{name}: there is no file at {', '.join(given) or 'no URL'}")
-        for url in self.urls:
+            raise ValueError(masked(f"{name}: there is no file at {', '.join(given) or 'no URL'}"))
+        for url in self.names:
             if url.endswith(_COMPRESSED):
                 raise ValueError(
                     f"{name}: {url} is compressed: no part can be read alone; unpack it"
@@ -88,7 +90,7 @@ def _size_bytes(url: str, name: str) -> int:
         return storage.size_bytes(url)
     except IsADirectoryError:
         raise ValueError(
-            f"{name}: {url} is a folder; write {url.rstrip('/')}/* for the files in it"
+            masked(f"{name}: {url} is a folder; write {url.rstrip('/')}/* for the files in it")
         ) from None
 
 
@@ -173,10 +175,10 @@ class Lines(_Records):
         data = self._files.read(file, first, end)
         if _LINE_BREAK in data:
             raise ValueError(
-                f"Lines: {self._files.urls[file]} has changed: bytes {first} to {end} are no line "
+                f"Lines: {self._files.names[file]} has changed: bytes {first} to {end} are no line "
                 "any more; leave files alone while they are read, and empty the folder of index"
             )
-        place = f"{self._files.urls[file]}, from byte {first} on"
+        place = f"{self._files.names[file]}, from byte {first} on"
         try:
             line = data.decode(self._encoding).removesuffix("\r")
         except UnicodeError as error:
@@ -228,7 +230,7 @@ class Tokens(_Records):
             )
         files = _Files(urls, "Tokens")
         counts = []
-        for url, size in zip(files.urls, files.sizes_bytes, strict=True):
+        for url, size in zip(files.names, files.sizes_bytes, strict=True):
             tokens, rest = divmod(size, self._dtype.itemsize)
             if rest:
                 raise ValueError(

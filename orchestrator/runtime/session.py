@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc  # type: ignore[import-untyped]  # no stubs
 import ray
+from ray._private import ray_constants
 from ray.exceptions import RayError
 
 from orchestrator.errors import ConfigError
@@ -80,15 +81,31 @@ def _end_rest(folder: str) -> None:
 
 
 def _embed(folder: str, num_devices: int) -> None:
-    ray.init(
-        address="local",
-        num_cpus=num_devices + 1,  # processes started ahead: the workers and the head
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        _temp_dir=folder,
-    )
+    with _on_loopback():
+        ray.init(
+            address="local",
+            num_cpus=num_devices + 1,  # processes started ahead: the workers and the head
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=folder,
+        )
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let all that Ray starts inside the block listen on 127.0.0.1, and not on every interface.
+
+    It does so by itself on other systems than Linux, where it forms no clusters; the address
+    that ``ray.init`` takes is replaced by another one if it is a loopback address.
+    """
+    forms_clusters = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = forms_clusters
 
 
 def _attach(address: str) -> None:

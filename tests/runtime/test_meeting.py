@@ -5,6 +5,7 @@ import os
 import pytest
 from torch.distributed import TCPStore
 
+from orchestrator.errors import ConfigError
 from tests.runtime.sockets import listening
 from workers.meeting import Meeting
 
@@ -29,3 +30,10 @@ def test_every_meeting_has_a_secret_of_its_own_that_no_message_shows() -> None:
     assert one.secret != two.secret
     assert str(one.secret) not in repr(one)
     assert "secret" not in repr(one)
+
+
+def test_an_address_of_another_machine_is_told_with_what_to_write() -> None:
+    with pytest.raises(
+        ConfigError, match=r"as 198\.51\.100\.77, where .*; give ray start --node-ip-ad"
+    ):
+        Meeting("198.51.100.77")  # of a network for documentation

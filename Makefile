@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 CONFIG ?= examples/byte_gpt.yaml
 BASELINES ?= even-split,proportional,even-pipeline,balanced-pipeline
 
-.PHONY: help venv demo test test-runtime test-ray test-pure lint format dashboards wheel clean
+.PHONY: help venv demo test test-runtime test-ray test-pure lint format dashboards docs wheel clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -61,8 +61,11 @@ format: $(READY)  ## Format the code
 dashboards: $(READY)  ## Write dashboards/*.json from their source
 	$(BIN)/python dashboards/build.py
 
+docs: $(READY)  ## Build the documentation site into site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
 wheel: $(READY)  ## Build dist/lyray-*.whl
 	$(BIN)/python -m build --wheel
 
 clean:  ## Remove what building and testing left; .venv and runs stay
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -11,8 +11,8 @@ CHARACTER_WIDTH = 6.6
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --card: #f6f7f9; --ink: #1b2430;
-  --soft: #5c6876; --line: #d5dae1; --c0: #3b6fd4; --c1: #1f9e89; --c2: #c2571a; --c3: #8e5bd0;
-  --c4: #b8860b; --c5: #c2386b; --c6: #4d7c0f; --c7: #5b7083; --good: #16794a;
+  --soft: #5c6876; --line: #d5dae1; --c0: #3b6fd4; --c1: #137c6b; --c2: #b9511a; --c3: #8e5bd0;
+  --c4: #8a6500; --c5: #c2386b; --c6: #4d7c0f; --c7: #5b7083; --good: #16794a;
   --bad: #b42318; --on: #ffffff; }
 @media screen and (prefers-color-scheme: dark) { :root { --paper: #12161c; --card: #1b2129;
   --ink: #e6eaf0; --soft: #9aa6b4; --line: #333c48; --c0: #6f9bf0; --c1: #3fc1a8; --c2: #f08a4b;
@@ -24,10 +24,11 @@ body { margin: 0 auto; padding: 24px; max-width: 1180px; background: var(--paper
 h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 16px; margin: 28px 0 8px; }
 p { margin: 4px 0; } .soft { color: var(--soft); } .good { color: var(--good); }
 .bad { color: var(--bad); } code { font-family: ui-monospace, monospace; font-size: 12px; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr));
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(160px, 1fr));
   gap: 12px; margin: 16px 0; }
 .tile { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
-  padding: 10px 14px; } .tile b { display: block; font-size: 19px; }
+  padding: 10px 14px; } .tile b { display: block; font-size: 18px;
+  white-space: nowrap; }
 .tile span { color: var(--soft); font-size: 12px; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
   padding: 12px; overflow-x: auto; }
@@ -48,8 +49,8 @@ svg .axis { stroke: var(--soft); } .key { display: inline-block; margin-right: 1
 .b2 { fill: var(--c2); stroke: var(--c2); } .b3 { fill: var(--c3); stroke: var(--c3); }
 .b4 { fill: var(--c4); stroke: var(--c4); } .b5 { fill: var(--c5); stroke: var(--c5); }
 .b6 { fill: var(--c6); stroke: var(--c6); } .b7 { fill: var(--c7); stroke: var(--c7); }
-.s0 { fill-opacity: .55; } .s1 { fill-opacity: .38; } .s2 { fill-opacity: .25; }
-.s3 { fill-opacity: .14; } .many { fill: none; } .many.s0 { stroke-opacity: .9; }
+.s0 { fill-opacity: .45; } .s1 { fill-opacity: .32; } .s2 { fill-opacity: .22; }
+.s3 { fill-opacity: .13; } .many { fill: none; } .many.s0 { stroke-opacity: .9; }
 .many.s1 { stroke-opacity: .65; } .many.s2 { stroke-opacity: .45; }
 .many.s3 { stroke-opacity: .3; } .idle { fill: none; stroke: var(--soft); stroke-width: 1.5; }
 .slow { fill: none; stroke: var(--bad); stroke-width: 2.5; }
@@ -224,16 +225,14 @@ def line_chart(
     for y in marks:
         at = place((x_low, y))[1]
         parts.append(element("line", x1=left, x2=width - 20, y1=at, y2=at, class_="grid"))
-        parts.append(text(left - 8, at + 4, f"{y:,.10g}", class_="soft", text_anchor="end"))
+        parts.append(text(left - 8, at + 4, _tick(y), class_="soft", text_anchor="end"))
     # there is no slot 1.5
     counted = x_span is None and all(x == int(x) for x, _ in points)
     for x in ticks(x_low, x_high, 8):
         if counted and abs(x - round(x)) > 1e-9:
             continue
         at = place((x, y_low))[0]
-        parts.append(
-            text(at, height - bottom + 18, f"{x:,.10g}", class_="soft", text_anchor="middle")
-        )
+        parts.append(text(at, height - bottom + 18, _tick(x), class_="soft", text_anchor="middle"))
     parts.append(text(width - 20, height - 4, x_title, class_="soft", text_anchor="end"))
     parts.append(text(4, 12, y_title, class_="soft"))
     for curve in series:
@@ -251,6 +250,14 @@ def line_chart(
     dashed = {curve.name for curve in series if curve.dashed}
     drawing = svg(width, height, parts, label)
     return f'{legend(names, dashed)}<div class="card">{drawing}</div>'
+
+
+def _tick(value: float) -> str:
+    """A round figure beside an axis, short enough for its place."""
+    for size, unit in ((1e9, " G"), (1e6, " M")):
+        if abs(value) >= size:
+            return f"{value / size:,.10g}{unit}"
+    return f"{value:,.10g}"
 
 
 def bar_chart(bars: Sequence[tuple[str, float]], *, unit: str, label: str) -> str:

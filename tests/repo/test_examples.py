@@ -18,7 +18,7 @@ from orchestrator.whatif.scenario import load_scenario
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(ROOT.glob("examples/*.yaml"))
 SCENARIOS = sorted(ROOT.glob("examples/scenarios/*.yaml"))
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

@@ -29,10 +29,15 @@ def why_not() -> str | None:
     return None
 
 
-def bundle(out: Path) -> None:
-    """Write bundle.js and bundle.css, with what npm installs on the first call."""
+def install() -> None:
+    """Have npm install what package-lock.json pins, where it has not yet."""
     if not (FOLDER / "node_modules").exists():
         subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=FOLDER, check=True)
+
+
+def bundle(out: Path) -> None:
+    """Write bundle.js and bundle.css."""
+    install()
     options = ("--bundle", "--minify", "--loader:.svg=text", "--loader:.ttf=empty",
                '--define:process.env.NODE_ENV="production"')  # fmt: skip
     command = [FOLDER / "node_modules/.bin/esbuild", FOLDER / "panels.tsx", *options]

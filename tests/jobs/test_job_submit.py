@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs.conftest import TASK
-from tests.jobs.jobs import Jobs, check_a_whole_job, check_nothing_is_left, job_server, last
+from tests.jobs.jobs import SLOT, Jobs, check_a_whole_job, check_nothing_is_left, job_server, last
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
@@ -26,7 +26,10 @@ def jobs() -> Iterator[Jobs]:
 def test_a_job_streams_a_line_a_slot_ends_with_its_reason_and_leaves_nothing(
     jobs: Jobs, work: Path
 ) -> None:
-    """ray-project/ray#31183, #38142; ray-llm#51; verl-project/verl#2890."""
+    """ray-project/ray#31183, #38142: the exit status is lost; ray-project/ray-llm#51: a group is.
+
+    verl-project/verl#2890: nothing came after the submission line.
+    """
     check_a_whole_job(jobs, work)
 
 
@@ -41,6 +44,7 @@ def test_a_job_streams_a_line_a_slot_ends_with_its_reason_and_leaves_nothing(
 def test_a_job_that_fails_says_why_in_its_last_line_and_by_its_exit_status(
     jobs: Jobs, work: Path, options: tuple[str, ...], code: int, status: str
 ) -> None:
+    """ray-project/ray#31183, #38142: the CLI knows 0 and 1; ray-project/ray-llm#51: a leak."""
     name = f"fails-{code}"
     exit_status, said = jobs.submit(name, work, "lyray", "run", "one.yaml", *options)
     assert exit_status == 1, "Ray's command knows no other"
@@ -50,11 +54,18 @@ def test_a_job_that_fails_says_why_in_its_last_line_and_by_its_exit_status(
 
 
 def test_a_stopped_job_writes_a_checkpoint_and_the_next_one_goes_on(jobs: Jobs, work: Path) -> None:
+    """ray-project/kuberay#1374, ray-project/ray#20553, #23564, verl-project/verl#2890.
+
+    Logs came at the end only; here every slot that is over is there while the job runs.
+    """
     run = work.parent / "runs" / "one"
     jobs.start("stopped", work, "lyray", "run", "one.yaml", *FOR_EVER)
     steps = run / "steps.jsonl"
     jobs.wait_until(lambda: steps.exists() and steps.read_text().count("\n") > 5,
                     lambda: jobs.logs("stopped"))  # fmt: skip
+    jobs.wait_until(lambda: SLOT.search(jobs.logs("stopped")) is not None,
+                    lambda: jobs.logs("stopped"))  # fmt: skip
+    assert jobs.info("stopped")["status"] == "RUNNING"
     jobs.ray("job", "stop", "stopped")
     assert jobs.wait("stopped")["status"] == "STOPPED"
     assert last(jobs.logs("stopped"))["status"] == "stopped"
@@ -89,6 +100,7 @@ def test_what_the_cluster_does_not_have_is_refused_at_once(jobs: Jobs, work: Pat
 
 
 def test_whoever_was_killed_leaves_nothing(jobs: Jobs, work: Path) -> None:
+    """ray-project/ray-llm#51: a group that leaks keeps nodes, and they cost money."""
     steps = work.parent / "runs" / "one" / "steps.jsonl"
     jobs.start("killed", work, "lyray", "run", "one.yaml", *FOR_EVER)
     jobs.wait_until(lambda: steps.exists() and steps.read_text().count("\n") > 5,

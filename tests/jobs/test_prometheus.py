@@ -1,6 +1,5 @@
 """A real Prometheus scrapes a real run, and every panel of the dashboards shows something."""
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -12,17 +11,11 @@ import pytest
 
 from tests.jobs.jobs import Jobs, job_server
 from tests.jobs.prometheus import Prometheus, prometheus
-from tests.net.cluster import ROOT
+from tests.jobs.rendering import DASHBOARDS, module
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
-_spec = importlib.util.spec_from_file_location("draw", ROOT / "dashboards/render/draw.py")
-assert _spec is not None
-assert _spec.loader is not None
-draw = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(draw)
-
-DASHBOARDS = sorted((ROOT / "dashboards").glob("*.json"))
+draw = module("draw")
 OPTIONS = (
     "--set", "training.steps=1000000",
     "--set", "training.eval_every_steps=20",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = re.compile(r"([\w.-]+/[\w.-]+)?#(\d+)")
@@ -35,6 +36,22 @@ def docstring(path: str, test: str) -> str:
     found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert test in found, f"{path} has no {test}"
     return ast.get_docstring(found[test]) or ""
+
+
+NEEDED = """
+Placement, head, ray job submit: ray-project/ray#24875, #62483, #12562, #61475,
+ray-project/ray-llm#51, ray-project/ray#65025, ray-project/kuberay#2161, #2153,
+ray-project/ray#31183, #38142, #45602, #38566, #53635, #19236, ray-project/kuberay#1374,
+ray-project/ray#20553, #23564,
+verl-project/verl#2890.
+Metrics and dashboards: ray-project/ray#47522, #47289, ray-project/kuberay#1493,
+sgl-project/sglang#2677, ray-project/ray#28285.
+"""
+"""Cases that must be on the list, whatever else is."""
+
+
+def test_every_case_of_ray_and_of_metrics_is_on_the_list() -> None:
+    assert references(NEEDED) - {reference for reference, *_ in cases()} == set()
 
 
 @pytest.mark.parametrize(("path", "test"), sorted({(path, test) for _, path, test in cases()}))
@@ -90,3 +107,35 @@ def private_names(text: str) -> Iterator[str]:
 def test_private_names_are_found_however_they_are_used(text: str) -> None:
     """deepspeedai/DeepSpeed#4459: an import hides one as well as a call does."""
     assert list(private_names(text))
+
+
+PAGES = [
+    ROOT / "README.md",
+    *(p for folder in ("docs", "deploy", "examples") for p in (ROOT / folder).rglob("*")),
+]
+SUBMITTED = re.compile(r"ray job submit\b[^\n]*?\s--\s+(\S)")
+
+
+def test_no_example_quotes_the_command_that_ray_is_to_run() -> None:
+    """Ray's page on its command line: what is quoted is taken for the name of one program."""
+    found = [
+        (str(path.relative_to(ROOT)), sign)
+        for path in PAGES
+        if path.is_file() and path.suffix in {".md", ".yaml", ".yml", ".py", ".sbatch", ""}
+        for sign in SUBMITTED.findall(path.read_text("utf-8").replace("\\\n", " "))
+    ]
+    assert len({path for path, _ in found}) >= 2, "examples are found"
+    assert [(path, sign) for path, sign in found if sign in "\"'"] == []
+    job = yaml.safe_load((ROOT / "deploy" / "kuberay" / "rayjob.yaml").read_text("utf-8"))
+    assert not set(job["spec"]["entrypoint"]) & set("\"'")
+
+
+def test_nothing_is_placed_in_groups_and_one_module_says_where_workers_start() -> None:
+    """ray-project/ray#12562, #61475: placement groups cannot be resized, one a replica is no use.
+
+    Whoever wants a worker says for which place; what Ray is told then is up to one module.
+    """
+    texts = {p: p.read_text("utf-8") for p in (ROOT / "orchestrator").rglob("*.py")}
+    assert [str(path) for path, text in texts.items() if "placement_group" in text] == []
+    places = {p.name for p, text in texts.items() if "NodeAffinitySchedulingStrategy(" in text}
+    assert places == {"actors.py", "life.py", "products.py"}  # workers; the head; asking a node

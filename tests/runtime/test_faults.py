@@ -84,7 +84,10 @@ def test_workers_whose_link_is_cut_are_joined_again(
 def test_a_job_that_is_killed_goes_on_with_the_same_command(
     tmp_path: Path, undisturbed: Case
 ) -> None:
-    """ray-project/ray#46814: resume is the default, and nothing is lost or done twice."""
+    """ray-project/ray#46814: resume is the default, and nothing is lost or done twice.
+
+    ray-project/ray#65025: whatever a job's status says, the folder says how far the run is.
+    """
     config = make_config(tmp_path, "killed-job")
     (tmp_path / "run.yaml").write_text(config.to_yaml())
     (tmp_path / "chaos.yaml").write_text("faults: [{kind: kill_driver, at_step: 15}]")

@@ -54,6 +54,7 @@ def _cluster() -> Iterator[None]:
 
 
 def test_a_run_trains_as_one_process_would_and_keeps_its_books(tmp_path: Path) -> None:
+    """ray-project/ray#28285: neither Prometheus nor Grafana is there."""
     run = config(tmp_path)
     view = Watcher()
     outcome = run_job(run, view=view, comparing=Comparing(("even-split",), num_steps=4))
@@ -211,7 +212,7 @@ def test_a_stop_while_nobody_is_left_ends_a_run_that_can_be_resumed(tmp_path: Pa
 
 
 def test_a_killed_head_is_replaced_and_the_ledger_has_no_gap(tmp_path: Path) -> None:
-    """ray-project/kuberay#2153: training cannot survive the death of the head."""
+    """ray-project/kuberay#2153, #2161: training cannot survive the death of the head."""
     run = config(tmp_path, steps=45)
     kill = once_at(23, lambda: os.kill(head_pid_of(run), signal.SIGKILL))
     watcher = Watcher(kill)

@@ -75,6 +75,7 @@ def test_a_curve_keeps_its_shape_in_few_blocks() -> None:
 
 
 def test_a_log_gets_a_line_that_says_what_code_runs_and_one_a_slot() -> None:
+    """ray-project/ray#20553, #23564: logs came at the end only, or not at all."""
     lines: list[str] = []
     plain = PlainView(lines.append)
     plain.phase("starting")

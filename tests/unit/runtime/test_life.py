@@ -49,6 +49,7 @@ def follow(monkeypatch: pytest.MonkeyPatch, end: Answer, news: Exception) -> Out
 def test_a_run_has_ended_as_it_says_whatever_became_of_the_head_since(
     monkeypatch: pytest.MonkeyPatch, news: Exception
 ) -> None:
+    """ray-project/ray#65025: a failover of the control plane marks a live job as failed."""
     outcome = Outcome("finished", "all done", resumable=False)
     assert follow(monkeypatch, lambda: outcome, news) is outcome
     error = RayTaskError("run", "Traceback", UserCodeError("your code raised"))
@@ -70,6 +71,7 @@ def test_a_run_has_ended_as_it_says_whatever_became_of_the_head_since(
 def test_how_a_head_ended_is_told_as_far_as_it_is_known(
     monkeypatch: pytest.MonkeyPatch, error: RayActorError, told: str
 ) -> None:
+    """ray-project/kuberay#2161: the head dies, and the job stays RUNNING."""
     with pytest.raises(life.HeadDiedError) as raised:
         follow(monkeypatch, raises(error), error)
     assert told in str(raised.value.told)

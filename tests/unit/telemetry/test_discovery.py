@@ -31,6 +31,7 @@ def test_nothing_is_written_to_a_bucket_where_prometheus_cannot_look() -> None:
 def test_a_run_that_cannot_be_found_trains_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """ray-project/ray#28285: without its neighbour something fails; a run needs none."""
     (tmp_path / "a-file").touch()
     announce(str(tmp_path / "a-file" / "demo"), "demo", ("127.0.0.1", 9401))
     assert "Prometheus cannot find the metrics of this run: " in caplog.text

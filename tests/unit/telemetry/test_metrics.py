@@ -1,11 +1,14 @@
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import get_args
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 
 from benchmarks.builders import make_device, make_group, make_plan
@@ -13,6 +16,7 @@ from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import (
     CommittedStep,
+    DecisionKind,
     Rates,
     RunEvent,
     SlotJournal,
@@ -22,7 +26,7 @@ from orchestrator.core.slot import (
 from orchestrator.core.view import DeviceView
 from orchestrator.errors import ConfigError
 from orchestrator.telemetry.exporter import Exporter, RunFacts
-from orchestrator.telemetry.metrics import METRICS, MetricsOptions
+from orchestrator.telemetry.metrics import METRICS, REASONS, MetricsOptions
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_usd", "_per_second", "_per_hour", "_per_usd")
 COUNTS_AND_STATES = {
@@ -154,8 +158,47 @@ def test_labels_come_from_bounded_sets() -> None:
         assert set(metric.labels) <= BOUNDED_LABELS, name
 
 
+def test_what_happens_between_two_scrapes_is_counted(exporter: Exporter) -> None:
+    """ray-project/ray#47522: a state that is a gauge loses the changes that nobody scraped."""
+    for decision in ("switch", "idle", "switch", "keep"):
+        exporter.slot(replace(make_record(), decision=decision, reason=decision))
+    assert value(exporter, "replans_total", decision="switch", reason="switch") == 2
+    assert value(exporter, "decisions_total", decision="idle", reason="other") == 1
+    assert value(exporter, "decisions_total", decision="keep", reason="keep") == 1
+    for _ in range(2):
+        exporter.journal(make_journal())
+    assert value(exporter, "losses_total", reason="preemption") == 2
+    assert value(exporter, "cost_usd_total", pool="gpu") == pytest.approx(0.12)
+
+
+def test_five_hundred_events_of_any_text_leave_as_many_series_as_a_hundred(
+    exporter: Exporter,
+) -> None:
+    """ray-project/ray#47289: names and ids blow up the number of series."""
+    rng = np.random.default_rng(0)
+    counts = []
+    for event in range(1, 501):
+        came = view(f"gpu-{event}")  # another one in every slot
+        texts = (f"text {event}", *sorted(REASONS))
+        reason, cause = rng.choice(texts), rng.choice(texts)
+        decision = rng.choice(get_args(DecisionKind))
+        record = replace(make_record(2), decision=decision, reason=f"{reason}: {event}")
+        rates = replace(record.measured, peak_memory_bytes=((came.device_id, event),))
+        exporter.slot(replace(record, devices=(came,), measured=rates, fallbacks=(f"{cause}: x",)))
+        lost = RunEvent(180.0, event, "lost", f"gone {event}", f"gpu-{event - 1}", cause=cause)
+        alarm = RunEvent(180.0, event, "alarm", f"{cause}: {event}")
+        exporter.journal(replace(make_journal(), events=(lost, alarm)))
+        if event in (100, 500):
+            counts.append([x for x in scrape(exporter).splitlines() if not x.startswith("#")])
+    few, many = counts
+    pairs = len(get_args(DecisionKind)) * (len(REASONS) + 1)
+    assert len(many) <= len(few) + pairs  # combinations that had not been drawn yet
+    assert {d for line in many for d in re.findall(r'device="(.*?)"', line)} == {"gpu-500", "gpu-0"}
+    assert not any("text" in line for line in many)
+
+
 def test_no_metric_is_declared_and_never_shown(exporter: Exporter) -> None:
-    """kuberay#1493: panels stay empty."""
+    """ray-project/kuberay#1493: panels stay empty."""
     exporter.journal(make_journal())
     exporter.slot(make_record())
     exporter.evaluation(Evaluation(40, 2, 64, 0.5, {"accuracy": 0.9}, eval_s=2.0, best=True))

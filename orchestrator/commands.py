@@ -99,7 +99,7 @@ def _validate(
     from orchestrator.whatif.traces import traces_of
 
     checked = load(file, overlays, overrides)
-    traces_of(checked)
+    traces_of(checked, ask=False)
     if folder is not None:
         upload(read_layers(file, overlays or ()).files, checked, folder)
     print(f"{file}: fine. {summary(checked)}")

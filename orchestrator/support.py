@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from math import fsum
 from pathlib import Path
 
-from orchestrator.control.backend import ClusterOptions, EmulationOptions
+from orchestrator.control.backend import ClusterOptions, EmulationOptions, PriceFeedOptions
 from orchestrator.control.faults import Fault
 from orchestrator.core.budget import BudgetOptions, LimitOptions
 from orchestrator.core.training import TrainingOptions
@@ -40,13 +40,14 @@ def check_supported(
 
     ``emulation`` is None where the file has no such section.
     """
+    speedup = emulation.billing_speedup if emulation else 1.0
     problems = [
         *training_problems(training, cluster),
         *_cluster_problems(cluster),
+        *_feed_problems(cluster.price_feed, speedup),
         *_limit_problems(budget.limits, cluster),
         *_strategy_problems(control.strategy),
     ]
-    speedup = emulation.billing_speedup if emulation else 1.0
     if (slot_s := control.slot_s * speedup) > (horizon_s := 3600.0 * budget.horizon_hours):
         problems.append(
             f"control.slot_s is {control.slot_s:g}, {slot_s:g} billed seconds, longer than "
@@ -139,15 +140,22 @@ def find_module(name: str, search: list[str]) -> ModuleSpec | None:
 
 
 def _cluster_problems(cluster: ClusterOptions) -> Iterator[str]:
-    if cluster.price_feed is not None and cluster.source != "file":
-        yield (
-            f"cluster.price_feed with cluster.source: {cluster.source}: {NOT_YET}; remove it, or "
-            "write source: file to simulate with it"
-        )
     for index, offer in enumerate(cluster.offers):
         if offer.max_price_per_hour is not None:
             yield f"cluster.offers[{index}].max_price_per_hour: {NOT_YET}; remove it"
     yield from _name_problems(cluster)
+
+
+def _feed_problems(feed: PriceFeedOptions | None, speedup: float) -> Iterator[str]:
+    """Prices of a server that are too old before they are read again."""
+    if feed is None or feed.url is None or feed.every_s * speedup <= feed.max_age_s:
+        return
+    billed_s = feed.every_s * speedup
+    yield (
+        f"cluster.price_feed.every_s is {feed.every_s:g}, {billed_s:g} billed seconds, longer than "
+        f"max_age_s of {feed.max_age_s:g}: every price would be too old before the next; write "
+        f"max_age_s: {2 * billed_s:g}, or every_s: {feed.max_age_s / speedup / 2:g}"
+    )
 
 
 def _name_problems(cluster: ClusterOptions) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Protocol
+from urllib.parse import urlsplit
 
 from orchestrator.control.faults import Fault
 from orchestrator.core.durable import CheckpointManifest
@@ -162,16 +163,48 @@ class LinkOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceFeedOptions:
-    """YAML ``cluster.price_feed``."""
+    """YAML ``cluster.price_feed``: where listed prices are read, before ``discount_ratio``."""
 
-    path: str
-    """CSV file with the columns time_s, pool, price_per_hour."""
+    path: str | None = None
+    """CSV file with the columns time_s (billed seconds since the start of the run), pool,
+    price_per_hour; this or ``url``."""
+
+    url: str | None = None
+    """http or https address that answers with a JSON list of {pool, price_per_hour[, time_s]},
+    time_s in seconds since 1970."""
+
+    every_s: float = 60.0
+    """How often the prices are read, in seconds of the run's own clock."""
+
+    token_file: str | None = None
+    """File with a token that is sent to the server of ``url`` as ``Authorization: Bearer``."""
 
     max_age_s: float = 900.0
+    """Billed seconds after which a price is not trusted: the pool counts at its upper price."""
 
     def __post_init__(self) -> None:
+        if (self.path is None) == (self.url is None):
+            given = "both" if self.url else "neither"
+            raise ValueError(f"prices come from one place; write path or url, not {given}")
+        if self.url is not None:
+            self._check_url(self.url)
+        if self.token_file is not None and (self.url is None or not self.token_file.strip()):
+            raise ValueError(
+                f"token_file is {self.token_file!r}; write the path of a file, beside url only"
+            )
         if not self.max_age_s > 0:
             raise ValueError(f"max_age_s is {self.max_age_s}; it must be positive")
+        if not self.every_s >= 1:
+            raise ValueError(f"every_s is {self.every_s}; write 1 or more seconds")
+
+    def _check_url(self, url: str) -> None:
+        try:
+            parts = urlsplit(url)
+            fine = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # brackets, or a port that is no number
+            fine = False
+        if not fine or not (url.isascii() and url.isprintable()) or " " in url:
+            raise ValueError(f"url is {url!r}; write http://HOST/... or https://HOST/...")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +248,7 @@ class EmulatedEvent:
     """Relative to the device's own normal speed."""
 
     price_per_hour: float | None = None
-    """The pool's new price."""
+    """The pool's new listed price, before ``discount_ratio``."""
 
     lost: bool = False
     """The device vanishes."""

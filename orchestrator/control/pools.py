@@ -114,18 +114,21 @@ def build_cluster(
 
 
 def _offer(offer: OfferOptions, kind: str, billing_speedup: float) -> Offer:
-    usd_per_s = offer.discount_ratio / HOUR_S * billing_speedup
+    def paid_usd_per_s(per_hour: float) -> float:  # to the bit as a feed's rows are
+        return per_hour / HOUR_S * billing_speedup * offer.discount_ratio
+
     limit = offer.max_price_per_hour
     return Offer(
         pool=offer.pool,
         kind=kind,
         zone=offer.zone,
-        price_usd_per_s=offer.price_per_hour * usd_per_s,
+        price_usd_per_s=paid_usd_per_s(offer.price_per_hour),
         spot=offer.spot,
         minimum_s=offer.minimum_s / billing_speedup,
         quantum_s=offer.quantum_s / billing_speedup,
-        max_price_usd_per_s=None if limit is None else limit * usd_per_s,
+        max_price_usd_per_s=None if limit is None else paid_usd_per_s(limit),
         billed=offer.billed,
+        discount_ratio=offer.discount_ratio,
     )
 
 

@@ -154,6 +154,7 @@ class Offer:
     valid_from_s: float = 0.0
     max_price_usd_per_s: float | None = None
     billed: Billed = "while_used"
+    discount_ratio: float = 1.0  # of the listed price, that is paid
     read_s: float | None = None  # when a feed last gave the price; None: it needs no reading
 
     def __post_init__(self) -> None:
@@ -162,6 +163,11 @@ class Offer:
                 f"pool {self.pool!r} is priced {self.price_usd_per_s} $/s; a price must be "
                 "positive and finite"
             )
+
+    def listed_at(self, listed_usd_per_s: float, valid_from_s: float) -> "Offer":
+        """The offer at another listed price, of which its discount is taken."""
+        price = listed_usd_per_s * self.discount_ratio
+        return replace(self, price_usd_per_s=price, valid_from_s=valid_from_s)
 
     @property
     def upper_usd_per_s(self) -> float:

@@ -220,7 +220,7 @@ class RayBackend:
         stopped = self._interrupted.is_set() or (
             cap_s is not None and now_s >= cap_s - 2.0 * watch.step_s
         )
-        if self._roster.offers() != self._told_offers:
+        if self._roster.is_repriced(self._told_offers):
             return True
         if self._plan is None or self._plan.is_idle:
             return now_s >= end_s or stopped

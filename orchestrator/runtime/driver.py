@@ -15,6 +15,7 @@ from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
 from orchestrator.core.training import TASK_IS_IMPORTED, Task
 from orchestrator.errors import ConfigError, OrchestratorError
+from orchestrator.price_sources import check_token
 from orchestrator.reports.live import View
 from orchestrator.runtime.folder import alone_in, open_folder
 from orchestrator.runtime.life import HeadDiedError, live
@@ -50,6 +51,7 @@ def run_job(
     Raises:
         OrchestratorError: What went wrong; an error in the user's code is a UserCodeError.
     """
+    check_token(config.cluster.price_feed)
     with alone_in(config.run.run_url):
         done = open_folder(config, resume)
         try:

@@ -172,7 +172,10 @@ class Head:
             self._backend.close()
         self._write_steps()
         self._checkpoints.set_aside(error.step)
-        detail = f"checkpoint_damaged: {error}; going on from the one of step {older[-1]}"
+        self._warn(f"checkpoint_damaged: {error}; going on from the one of step {older[-1]}")
+
+    def _warn(self, detail: str) -> None:
+        """Put an event of this process beside the loop's; ``detail`` begins with word and colon."""
         logger.warning("%s", detail)
         state = self._load()
         time_s = state.time_s * self._config.emulation.billing_speedup if state else 0.0
@@ -192,12 +195,9 @@ class Head:
         self._store.rewind_evaluations(manifest.step if manifest else 0)
         next_step = state.next_step if state else 0
         rig = set_up(
-            self._config,
-            self._working_dir,
-            self._say,
-            next_step=next_step,
-            actors=self._actors,
-        )
+            self._config, self._working_dir, self._say,
+            warn=self._warn, next_step=next_step, actors=self._actors,
+        )  # fmt: skip
         self._code = rig.code
         evaluations = Evaluations(
             self._config.training,
@@ -320,12 +320,13 @@ class Head:
         return exporter
 
     def _options(self, rig: Rig) -> LoopOptions:
-        config = self._config
+        config, feed = self._config, self._config.cluster.price_feed
         return LoopOptions(
             training=config.training,
             budget=config.budget,
             control=config.control,
             billing_speedup=config.emulation.billing_speedup,
+            price_max_age_s=feed.max_age_s if feed else None,
             num_steps=rig.num_steps,
             num_samples=rig.num_samples,
             max_failures=config.failure.max_failures,

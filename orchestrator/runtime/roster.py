@@ -1,6 +1,7 @@
 """The devices of a run as they come, are about to go, and go; their workers follow them."""
 
 import logging
+from collections.abc import Iterable
 
 from orchestrator.control.quarantine import Quarantine
 from orchestrator.core.cluster import Device, Offer
@@ -62,6 +63,11 @@ class Roster:
     def offers(self) -> tuple[Offer, ...]:
         """Prices in force."""
         return self._presence.offers()
+
+    def is_repriced(self, since: Iterable[Offer]) -> bool:
+        """Whether a price is another one now; that it was read again is no news."""
+        was = {offer.pool: offer.price_usd_per_s for offer in since}
+        return any(o.price_usd_per_s != was.get(o.pool, o.price_usd_per_s) for o in self.offers())
 
     def look(self, watch: Watch, now_s: float) -> list[ClusterEvent]:
         """See who has come and who is about to go; start workers where there are none.

@@ -17,12 +17,14 @@ from orchestrator.control.pools import build_cluster, run_figures
 from orchestrator.core.model import ModelProfile, profile_to_json
 from orchestrator.errors import ConfigError, InfeasibleError
 from orchestrator.inputs import read_profile
+from orchestrator.price_sources import make_source
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.crew import Crew
 from orchestrator.runtime.free_memory import with_free_memory
 from orchestrator.runtime.inventory import Numbering, found_nodes, price_nodes
 from orchestrator.runtime.notices import NoticeBoard
 from orchestrator.runtime.presence import EmulatedPresence, Presence, RayPresence, place_of
+from orchestrator.runtime.price_feed import PricedPresence, PriceFeed
 from orchestrator.runtime.products import ANSWER_S, Products
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.same_code import joint_code
@@ -103,6 +105,7 @@ def set_up(
     working_dir: str,
     say: Callable[[str], None],
     *,
+    warn: Callable[[str], None] = logger.warning,
     next_step: int = 0,
     actors: Any = ray,
 ) -> Rig:
@@ -112,6 +115,7 @@ def set_up(
         config: The whole file.
         working_dir: Where the user's task is imported from.
         say: Takes one line on what is being done.
+        warn: Takes one line, with a word before it, on what goes on but not as asked.
         next_step: How far the run has come.
         actors: Ray, or what offers as much of it.
 
@@ -162,6 +166,16 @@ def set_up(
         if emulated
         else RayPresence(found.options, cluster, found.numbering, board, actors.nodes, products)
     )
+    if config.cluster.price_feed is not None:
+        feed = PriceFeed(
+            make_source(config.cluster.price_feed, [o.pool for o in config.cluster.offers]),
+            config.cluster.price_feed,
+            billing_speedup=config.emulation.billing_speedup,
+            warn=warn,
+        )
+        say("reading the prices")
+        feed.wait()
+        presence = PricedPresence(presence, feed)
     return Rig(
         crew=crew,
         cluster=cluster,

@@ -102,10 +102,9 @@ class EmulatedTruth:
         for event in sorted(self.events, key=lambda e: e.at_step):
             if event.price_per_hour is None or event.pool is None or event.at_step > step:
                 continue
-            offers[event.pool] = replace(
-                offers[event.pool],
-                price_usd_per_s=event.price_per_hour / 3600 * self.billing_speedup,
-                valid_from_s=reached_s.get(event.at_step, 0.0),
+            offers[event.pool] = offers[event.pool].listed_at(
+                event.price_per_hour / 3600 * self.billing_speedup,
+                reached_s.get(event.at_step, 0.0),
             )
         return tuple(offers.values())
 

@@ -1,22 +1,14 @@
 """What happens to a simulated cluster: slow-downs, prices, losses and joins, by time or by step."""
 
-import csv
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.control.backend import EmulatedEvent
 from orchestrator.core.cluster import Device
+from orchestrator.telemetry.price_rows import csv_reading
 
 logger = logging.getLogger(__name__)
-
-FEED_COLUMNS = ("time_s", "pool", "price_per_hour")
-
-MAX_TIME_S = 1e9
-"""Longest time of a feed, before or after the start of the run."""
-
-PRICES = (1e-6, 1e9)
-"""Dollars an hour that may be a price: as in a run file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +28,7 @@ class TraceEvent:
     cause: str = ""  # slow-downs and congestion of unlike causes add up
     bandwidth_ratio: float | None = None  # of the links' own
     price_ratio: float | None = None  # of the offer's first price
-    price_usd_per_s: float | None = None
+    price_usd_per_s: float | None = None  # listed, before the offer's discount
     read: bool = False  # the price is a row of a feed, which may fall silent
     lost: bool = False
     joined: int = 0
@@ -86,8 +78,8 @@ def price_trace(
     """The rows of a price feed (CSV: time_s, pool, price_per_hour) as trace events.
 
     Times of the feed are billed seconds since the start of the run; of the rows before it the
-    last one of a pool counts. A price that is not a number of dollars within ``PRICES`` is
-    passed over with a warning: the last good one stays in force.
+    last one of a pool counts. What is no price is passed over with a warning: the last good one
+    stays in force.
 
     Args:
         lines: Of the file, with its header.
@@ -95,52 +87,17 @@ def price_trace(
         billing_speedup: Billed seconds per second of the run.
 
     Raises:
-        ValueError: If a column is missing, a time or price is no number, or a pool is not on
-            offer; names the line, the value and the mend.
+        ValueError: As ``csv_reading``.
     """
-    events = []
-    rows = csv.DictReader(lines, skipinitialspace=True)
-    names = [name.strip() for name in rows.fieldnames or ()]
-    if missing := set(FEED_COLUMNS) - set(names):
-        found = f", but {', '.join(names)}" if names else ""
-        raise ValueError(
-            f"line 1 lacks {', '.join(sorted(missing))}{found}; the first line names the "
-            f"columns: {','.join(FEED_COLUMNS)}"
+    reading = csv_reading(lines, pools)
+    for text in reading.passed_over:
+        logger.warning("price feed, %s", text)
+    return tuple(
+        TraceEvent(
+            at_s=(row.start_s or 0.0) / billing_speedup,
+            pool=row.pool,
+            price_usd_per_s=row.price_per_hour / 3600 * billing_speedup,
+            read=True,
         )
-    rows.fieldnames = names
-    for row in rows:
-        line = f"line {rows.line_num}"
-        at_s = _number(row["time_s"], f"{line}: time_s", "seconds since the start of the run")
-        price = _number(row["price_per_hour"], f"{line}: price_per_hour", "a number of dollars")
-        if not abs(at_s) <= MAX_TIME_S:
-            raise ValueError(
-                f"{line}: time_s is {row['time_s']}; write seconds since the start of the run, "
-                f"at most {MAX_TIME_S:g} (no date, no seconds since 1970)"
-            )
-        if (pool := str(row["pool"]).strip()) not in pools:
-            raise ValueError(
-                f"{line}: pool is {pool!r}; write a pool of cluster.offers: "
-                f"{', '.join(sorted(pools))}"
-            )
-        if not PRICES[0] <= price <= PRICES[1]:
-            logger.warning(
-                "price feed, %s: %s of pool %s is no price and is passed over", line, price, pool
-            )
-            continue
-        events.append(
-            TraceEvent(
-                at_s=at_s / billing_speedup,
-                pool=pool,
-                price_usd_per_s=price / 3600 * billing_speedup,
-                read=True,
-            )
-        )
-    return tuple(events)
-
-
-def _number(value: object, name: str, wanted: str) -> float:
-    try:
-        return float(str(value))
-    except ValueError:
-        shown = "missing" if value is None else repr(value)
-        raise ValueError(f"{name} is {shown}; write {wanted}") from None
+        for row in reading.rows
+    )

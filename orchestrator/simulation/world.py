@@ -191,15 +191,14 @@ class World:
             if offer.pool != event.pool:
                 offers.append(offer)
                 continue
-            price = event.price_usd_per_s
-            if price is None:
+            if event.price_usd_per_s is None:
                 assert event.price_ratio is not None, "an event with a price or a ratio"
                 price = self._first.offer(offer.pool).price_usd_per_s * event.price_ratio
-            if offer.price_usd_per_s != price:
-                offer = replace(  # noqa: PLW2901
-                    offer, price_usd_per_s=price, valid_from_s=self.cluster.now_s
-                )
-                self._repriced = True
+                now = replace(offer, price_usd_per_s=price, valid_from_s=self.cluster.now_s)
+            else:
+                now = offer.listed_at(event.price_usd_per_s, self.cluster.now_s)
+            if offer.price_usd_per_s != now.price_usd_per_s:
+                offer, self._repriced = now, True  # noqa: PLW2901
             if event.read:
                 offer = replace(offer, read_s=self.cluster.now_s)  # noqa: PLW2901
             offers.append(offer)

@@ -88,6 +88,20 @@ def test_a_price_feed_moves_the_bill(tmp_path: Path) -> None:
         rehearse(cheap, a_profile(), days=DAYS, strategy="joint")
 
 
+def test_prices_of_a_feed_and_of_events_are_listed_ones(tmp_path: Path) -> None:
+    """skypilot-org/skypilot#1962: a discount is taken off whatever is listed."""
+    feed = tmp_path / "prices.csv"
+    feed.write_text("time_s,pool,price_per_hour\n0,fast,2.0\n")
+    given = [f"cluster.price_feed={{path: {feed}, max_age_s: 1e7}}"]
+    halved = RunConfig.parse(CONFIG, [*given, "cluster.offers[0].discount_ratio=0.5"])
+    feed_of_one = tmp_path / "half.csv"
+    feed_of_one.write_text("time_s,pool,price_per_hour\n0,fast,1.0\n")
+    plain = RunConfig.parse(CONFIG, [f"cluster.price_feed={{path: {feed_of_one}, max_age_s: 1e7}}"])
+    results = [rehearse(c, a_profile(), days=DAYS, strategy="cheapest") for c in (halved, plain)]
+    assert results[0].spent_usd == pytest.approx(results[1].spent_usd)
+    assert results[0].spent_usd > 0
+
+
 def test_the_command_prints_one_object_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("def task(): ...\n")
     profile = tmp_path / "profile.json"

@@ -18,6 +18,7 @@ from orchestrator.errors import (
     OrchestratorError,
     UserCodeError,
 )
+from tests.price_server import price_server, prices, says
 
 CONFIG = """
 run: {name: tiny, storage_path: ./runs}
@@ -297,6 +298,45 @@ def test_a_broken_price_feed_is_refused_before_anything_starts(
     feed = ["--set", "cluster.source=file", "--set", "cluster.price_feed.path=prices.csv"]
     assert lyray(monkeypatch, command, "run.yaml", *feed) == 2
     assert f"cluster.price_feed.path 'prices.csv': {message}" in capsys.readouterr().err
+
+
+def test_a_plan_is_made_at_the_prices_that_a_server_says_and_validate_asks_nobody(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    (folder / "token").write_text("s3cr3t")
+    with price_server(says(prices(fast=1.8, slow=0.9))) as server:
+        feed = ["--set", f"cluster.price_feed={{url: '{server.url}', token_file: token}}",
+                "--set", "cluster.offers[1].discount_ratio=0.5"]  # fmt: skip
+        assert lyray(monkeypatch, "validate", "run.yaml", *feed) == 0
+        assert not server.asked
+        capsys.readouterr()
+        assert lyray(monkeypatch, "plan", "run.yaml", "--json", *feed) == 0
+        notes = json.loads(capsys.readouterr().out)["notes"]
+        assert any("fast $1.80/h, slow $0.4500/h." in note for note in notes)
+        assert server.asked == [("/prices.json", "Bearer s3cr3t")]
+
+
+def test_a_plan_with_a_server_of_prices_that_is_down_says_how_to_do_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with price_server(says("out of order", 500)) as server:
+        feed = ["--set", f"cluster.price_feed.url={server.url}"]
+        for command in ("plan", "simulate"):
+            assert lyray(monkeypatch, command, "run.yaml", *feed) == 2
+            assert capsys.readouterr().err == (
+                f"lyray: cluster.price_feed.url '{server.url}': it answers with status 500; mend "
+                "it, or take the prices of the offers with --set cluster.price_feed=null\n"
+            )
+
+
+def test_a_run_without_the_token_of_its_feed_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    feed = "cluster.price_feed={url: 'http://127.0.0.1:9/', token_file: none}"
+    assert lyray(monkeypatch, "run", "run.yaml", "--set", feed) == 2
+    assert capsys.readouterr().err == (
+        "lyray: cluster.price_feed.token_file 'none' does not exist; write the token to it\n"
+    )
 
 
 def test_a_model_that_fits_on_no_device_is_infeasible(

@@ -41,6 +41,7 @@ class RunOptions:
     """Local path or any fsspec URL (``s3://bucket/prefix``, ``gs://``, ``memory://``)."""
 
     seed: int = 0
+    """Of weights, order of samples and noise; no plan changes any of them."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", self.name):

@@ -53,7 +53,7 @@ def commands_page() -> str:
 
 
 def _argument(parameter: Any) -> str:
-    name = parameter.metavar or parameter.name.upper()
+    name = str(parameter.metavar or parameter.name.upper()).removesuffix("...")
     return f"{name}{'...' * (parameter.nargs != 1 or parameter.multiple)}"
 
 

@@ -67,8 +67,14 @@ class OfferOptions:
     """Devices of the pool. 0: this is a price only, in a file that others include or overlay."""
 
     devices_per_node: int = 1
+    """How many of them one node has."""
+
     zone: str = "z1"
+    """Where the pool is; traffic between zones may cost."""
+
     spot: bool = False
+    """Whether its devices may be taken away."""
+
     memory_gib: float | None = None
     """Overrides the catalogue."""
 
@@ -79,6 +85,8 @@ class OfferOptions:
     """What is paid over the listed price."""
 
     max_price_per_hour: float | None = None
+    """Refused: not supported in this version."""
+
     minimum_s: float = 0.0
     """Least time that is charged once a device is taken, in billed seconds."""
 
@@ -119,6 +127,8 @@ class LinkOptions:
     """Links between these two zones, or these two pools, both ways."""
 
     latency_s: float = 0.0
+    """What a message takes beside its bytes."""
+
     bandwidth_gbytes_per_s: float | None = None
     """Bandwidth in 10^9 bytes/s; this or ``points``."""
 
@@ -218,7 +228,11 @@ class ClusterOptions:
     """Priced pools of like devices."""
 
     links: tuple[LinkOptions, ...] = ()
+    """What joins the devices; the most specific rule wins."""
+
     price_feed: PriceFeedOptions | None = None
+    """Where prices that move are read."""
+
     profile: str | None = None
     """A profile file; measured at the start when absent."""
 
@@ -240,10 +254,14 @@ class EmulatedEvent:
     """One entry of YAML ``emulation.events``: what happens to the emulated cluster at a step."""
 
     at_step: int
+    """The step before which it happens."""
+
     device: str | None = None
     """The device it happens to; this or ``pool``."""
 
     pool: str | None = None
+    """The pool it happens to; this or ``device``."""
+
     speed_ratio: float | None = None
     """Relative to the device's own normal speed."""
 

@@ -98,7 +98,11 @@ class Fault:
     """With ``slow`` and ``slow_link``: for so many steps; to the end of the run when absent."""
 
     pool: str | None = None
+    """With ``price`` and ``join``: which pool."""
+
     price_per_hour: float | None = None
+    """With ``price``: its price from then on."""
+
     peer: str | None = None
     """With ``cut_link`` and ``slow_link``: the other end."""
 

@@ -22,6 +22,8 @@ class LimitOptions:
     """Gives the groups that read their samples on this pool a least share; with ``min_share``."""
 
     max_per_hour_usd: float | None = None
+    """With ``zone`` or ``egress``: the most that it may cost per hour."""
+
     min_share: float | None = None
     """Share of the global batch, 0 to 1."""
 

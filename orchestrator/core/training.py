@@ -97,7 +97,11 @@ class OptimizerOptions:
     """YAML ``training.optimizer``: a class of ``torch.optim`` in lower case, its arguments."""
 
     name: str = "adamw"
+    """Class of ``torch.optim`` in lower case; its own arguments stand beside it."""
+
     lr: float = 3e-4
+    """Learning rate at its peak, of which ``lr_schedule`` makes that of a step."""
+
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments, as torch names them (``momentum``, ``weight_decay``, ``betas``, ...)."""
 
@@ -164,7 +168,11 @@ class TrainingOptions:
     """Passes over the dataset to run; this or ``steps``."""
 
     optimizer: OptimizerOptions = OptimizerOptions()
+    """What updates the parameters."""
+
     lr_schedule: ScheduleOptions = ScheduleOptions()
+    """How the learning rate goes with the steps."""
+
     precision: Precision = "fp32"
     """``bf16`` and ``fp16`` mean autocast: weights, gradients and boundaries stay fp32."""
 
@@ -185,7 +193,11 @@ class TrainingOptions:
     """Batches that a worker loads before it needs them, up to 1,000; 0: none."""
 
     checkpoint_every_steps: int = 100
+    """Steps after which a checkpoint is begun, while training goes on."""
+
     keep_checkpoints: int = 2
+    """The newest so many stay; older ones go once a newer one is whole."""
+
     eval_every_steps: int | None = None
     """Steps after which ``Task.eval_dataset`` is evaluated, and once at the end; null: never."""
 

@@ -79,6 +79,7 @@ class ControlOptions:
     """Largest team; never more than the backend can run."""
 
     straggler: StragglerOptions = StragglerOptions()
+    """When a device is told of as slow."""
 
     def __post_init__(self) -> None:
         for name in ("slot_s", "penalty_weight", "plan_deadline_s", "hysteresis_slots"):

@@ -57,6 +57,13 @@ def test_every_key_of_the_file_is_in_the_reference(pages: dict[str, str]) -> Non
         assert f"| `{name}` |" in pages["config-keys.md"], name
 
 
+def test_every_key_of_the_file_has_a_meaning(pages: dict[str, str]) -> None:
+    rows = re.findall(r"^\| (`\w+`) \|(.*)\|$", pages["config-keys.md"], re.MULTILINE)
+    assert len(rows) > 100
+    silent = [name for name, cells in rows if not cells.rpartition("|")[2].strip()]
+    assert not silent, "write a docstring under the field of the options"
+
+
 def test_every_strategy_is_in_the_reference_with_what_it_does(pages: dict[str, str]) -> None:
     shown = dict(re.findall(r"^\| `([\w-]+)` \| ([^|]+) \|", pages["strategies.md"], re.MULTILINE))
     assert list(shown) == list(STRATEGIES)

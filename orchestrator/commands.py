@@ -255,6 +255,8 @@ class ReportAsked:
     def __post_init__(self) -> None:
         if self.against and self.bill is not None:
             raise ConfigError("--bill is compared with one run; leave out --against")
+        if self.csv == "":
+            raise ConfigError("--csv '' names no folder; give the path of one")
         if self.bill_columns and self.bill is None:
             raise ConfigError(f"--bill-column {self.bill_columns[0]!r}: give the --bill it is of")
 

@@ -1,13 +1,13 @@
 """What each device did, slot by slot: in equal stretches, and how long its steps took."""
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import cast
 
 from orchestrator.reports.device_times import DeviceTimes
-from orchestrator.reports.rows import PHASES, Row, Times, map_of, number_of
+from orchestrator.reports.rows import PHASES, Row, map_of, number_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Lives:
             place = self._places.get(device)
             if place is not None or device in before:  # else it joined at the end of the slot
                 self._extend(device, from_s, place, slow=slow)
-            if all(isinstance(view.get(phase), list) for phase in PHASES):
+            if isinstance(view.get("compute_s"), list):
                 if device not in self._tallies:
                     self._tallies[device] = _Tally()
                 self._tallies[device].add(view, slot, slow=slow)
@@ -149,12 +149,12 @@ class _Tally:
 
     def add(self, view: Mapping[str, object], slot: int, *, slow: bool) -> None:
         own_s = 0.0
-        for i, times in enumerate(_times(view)):
-            least_s, median_s, most_s = times
+        for i, phase in enumerate(PHASES):
+            least_s, median_s, most_s = cast("list[float]", view[phase])  # as they were written
             self._least[i] = min(self._least[i], least_s)
             self._most[i] = max(self._most[i], most_s)
             self._medians[i].append(median_s)
-            if PHASES[i] != "wait_s":
+            if phase != "wait_s":
                 own_s += most_s
         if own_s > self._worst_s:
             self._worst_slot, self._worst_s = slot, own_s
@@ -171,12 +171,6 @@ class _Tally:
             worst_slot=self._worst_slot,
             phases=dict(zip(PHASES, spreads, strict=True)),
         )
-
-
-def _times(view: Mapping[str, object]) -> Iterator[Times]:
-    for phase in PHASES:
-        least_s, median_s, most_s = cast("list[float]", view[phase])
-        yield float(least_s), float(median_s), float(most_s)
 
 
 def _state(view: object) -> object:

@@ -3,8 +3,9 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from statistics import fmean, median
 
 from orchestrator import storage
@@ -70,9 +71,7 @@ class RunFound:
     @property
     def losses(self) -> tuple[tuple[int, float], ...]:
         """(step, loss) of every committed step that has one."""
-        return tuple(
-            (int_of(s, "step"), v) for s in self.steps if (v := number_of(s, "loss")) is not None
-        )
+        return tuple(_losses(self.steps))
 
     @property
     def best_evaluation(self) -> Evaluation | None:
@@ -82,12 +81,12 @@ class RunFound:
     @property
     def first_loss(self) -> float | None:
         """Mean of the first ten."""
-        return fmean(v for _, v in self.losses[:LOSS_WINDOW]) if self.losses else None
+        return _mean_loss(self.steps)
 
     @property
     def last_loss(self) -> float | None:
         """Mean of the last ten."""
-        return fmean(v for _, v in self.losses[-LOSS_WINDOW:]) if self.losses else None
+        return _mean_loss(reversed(self.steps))
 
     @property
     def num_steps(self) -> int:
@@ -298,6 +297,16 @@ def report_data(found: RunFound, reconciled: Sequence[BillLine] = ()) -> dict[st
             {**asdict(line), "difference_usd": line.difference_usd} for line in reconciled
         ]
     return data
+
+
+def _losses(steps: Iterable[Row]) -> Iterator[tuple[int, float]]:
+    return ((int_of(s, "step"), v) for s in steps if (v := number_of(s, "loss")) is not None)
+
+
+def _mean_loss(steps: Iterable[Row]) -> float | None:
+    """Of the first few that have one."""
+    few = [loss for _, loss in islice(_losses(steps), LOSS_WINDOW)]
+    return fmean(few) if few else None
 
 
 def _curves(found: RunFound) -> Json:

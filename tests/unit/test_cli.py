@@ -405,6 +405,28 @@ def test_a_report_is_written_where_it_was_asked_for(
     assert json.loads(capsys.readouterr().out)["status"] == "finished"
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--csv", ""], "--csv '' names no folder"),
+        (["--csv", "run.yaml"], "run.yaml is no folder"),
+        (["--against", "none"], "none holds no run"),
+        (["--bill", "run.yaml", "--against", "runs/tiny"], "leave out --against"),
+        (["--bill-column", "pool=x"], "give the --bill it is of"),
+        (["--bill", "run.yaml"], "it needs pool and usd"),
+        (["--bill", "none.csv"], "none.csv does not exist"),
+    ],
+)
+def test_a_report_that_cannot_be_made_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path,
+    options: list[str], message: str,
+) -> None:  # fmt: skip
+    (folder / "runs" / "tiny").mkdir(parents=True)
+    (folder / "runs" / "tiny" / "config.yaml").write_text(CONFIG)
+    assert lyray(monkeypatch, "report", "runs/tiny", *options) == 2
+    assert message in str(last_line(capsys.readouterr().out)["reason"])
+
+
 def test_the_kinds_are_shown_with_their_usual_prices(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

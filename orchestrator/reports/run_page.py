@@ -13,6 +13,7 @@ from orchestrator.reports.bill import (
     tolerance_text,
 )
 from orchestrator.reports.device_times import DEVICE_HEAD, device_cells
+from orchestrator.reports.event_counts import COUNT_HEAD, count_cells, event_counts
 from orchestrator.reports.run_report import LOSS_WINDOW, RunFound
 from orchestrator.reports.run_text import (
     BILL_HEAD,
@@ -94,6 +95,8 @@ def run_page(found: RunFound, reconciled: Sequence[BillLine] = ()) -> str:
         table(BILL_HEAD, bill_cells(found), right=(1, 2, 3)),
         *_reconciled(reconciled),
         *worth_parts(found.worth),
+        "<h2>Faults and other events, kind by kind</h2>",
+        table(COUNT_HEAD, map(count_cells, event_counts(found.events)), right=(1, 2, 3)),
         f"<h2>{_titled('Events', len(found.events))}</h2>",
         table(EVENT_HEAD, map(event_cells, found.events[-_ROWS:])),
     ]

@@ -15,6 +15,7 @@ from orchestrator.core.evaluation import Evaluation
 from orchestrator.errors import ConfigError
 from orchestrator.reports.bill import BillLine
 from orchestrator.reports.device_times import DeviceTimes
+from orchestrator.reports.event_counts import event_counts
 from orchestrator.reports.lives import Life, Lives
 from orchestrator.reports.rows import Row, SlotRow, int_of, number_of, slot_row
 from orchestrator.reports.worth import Worth, typical
@@ -278,6 +279,7 @@ def report_data(found: RunFound, reconciled: Sequence[BillLine] = ()) -> dict[st
         "plans": [storage.to_json(span) for span in found.plans],
         "marginal_values": dict(found.worth.values) if found.worth else {},
         "events": [storage.to_json(event) for event in found.events],
+        "event_counts": [storage.to_json(count) for count in event_counts(found.events)],
         "comparisons": [storage.to_json(row) for row in found.comparisons],
         "curves": _curves(found),
         "timeline": [storage.to_json(life) for life in found.lives],

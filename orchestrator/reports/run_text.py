@@ -14,6 +14,7 @@ from orchestrator.reports.bill import (
     tolerance_text,
 )
 from orchestrator.reports.device_times import DEVICE_HEAD, device_cells
+from orchestrator.reports.event_counts import COUNT_HEAD, count_cells, event_counts
 from orchestrator.reports.records import evaluation_text, plan_words
 from orchestrator.reports.rows import number_of
 from orchestrator.reports.run_report import LOSS_WINDOW, PlanSpan, RunFound
@@ -33,7 +34,7 @@ def print_report(console: Console, found: RunFound, reconciled: Sequence[BillLin
     console.print(grid)
     for table in (
         comparison_table(found), _plans(found), _devices(found), _bill(found), _worth(found),
-        _reconciled(reconciled), _events(found),
+        _reconciled(reconciled), _counts(found), _events(found),
     ):  # fmt: skip
         if table is not None:
             console.print()
@@ -212,6 +213,11 @@ def _bill(found: RunFound) -> Table | None:
 
 def _worth(found: RunFound) -> Table | None:
     return worth_table(found.worth) if found.worth else None
+
+
+def _counts(found: RunFound) -> Table | None:
+    rows = [count_cells(count) for count in event_counts(found.events)]
+    return _table("Faults and other events, kind by kind", COUNT_HEAD, rows)
 
 
 def _events(found: RunFound) -> Table | None:

@@ -1,5 +1,7 @@
 """What a run warns of: a budget that cannot be kept, a price of money that cannot follow."""
 
+from dataclasses import replace
+
 from orchestrator.control.records import Clock
 from orchestrator.control.treasury import Treasury
 from orchestrator.core.budget import BudgetOptions
@@ -23,7 +25,7 @@ Warned = tuple[tuple[RunEventKind, str], ...]
 
 
 class Alarms:
-    """Looks at the treasury once a slot. Every warning but the alarm is given once a life.
+    """Looks at the treasury once a slot. All but the alarm is told once a life and budget.
 
     Source: docs/model.md, sections 4.4 and 4.6.
     """
@@ -51,6 +53,18 @@ class Alarms:
         self._mean_price = 0.0  # lambda, over all slots
         self._num_slots = 0
         self._given: set[str] = set()
+
+    def follow(self, budget: BudgetOptions) -> None:
+        """Watch another budget, from the treasury's change on; a window holds one budget only."""
+        self._floor = budget.min_samples_per_s
+        self._alarm = replace(
+            self._alarm,
+            budget_usd_per_s=self._treasury.budget_usd_per_s,
+            floor_samples_per_s=budget.min_samples_per_s,
+            allow_idle=budget.allow_idle,
+            marks=(),
+        )
+        self._given.clear()
 
     @property
     def marks(self) -> tuple[AlarmMark, ...]:

@@ -8,7 +8,7 @@ from math import fsum
 from orchestrator.control.alarms import Alarms
 from orchestrator.control.leases import LeaseBook
 from orchestrator.control.ledger import Ledger
-from orchestrator.control.records import Clock, Settled, Totals
+from orchestrator.control.records import Clock, Settled
 from orchestrator.control.scribe import Scribe
 from orchestrator.control.traffic import Traffic, move_traffic, step_traffic
 from orchestrator.control.treasury import Treasury
@@ -46,6 +46,8 @@ class LoopOptions:
 
     training: TrainingOptions
     budget: BudgetOptions
+    """What is wanted at the start; an earlier life of the run may have gone by another one."""
+
     control: ControlOptions
     billing_speedup: float = 1.0
     price_max_age_s: float | None = None
@@ -116,10 +118,16 @@ class Books:
         self.leaving, self.owes_evaluation = frozenset[str](), False  # of the newest observation
         self._first_look = True
         self._step_traffic: dict[int, tuple[Traffic, ...]] = {}  # of one step, by generation
-        self._moves = state.moves if state else ()  # of the last change of plan, not yet billed
+        self.moves = state.moves if state else ()
+        """Of the last change of plan, not yet billed."""
         for plan in (*state.granted, state.plan) if state else ():
             if all(map(self.estimator.cluster.has, plan.device_ids)):
                 self.grant(plan)
+
+    def follow(self, budget: BudgetOptions) -> None:
+        """Go by another budget from now, a slot's edge, on."""
+        self.treasury.change(budget, self.estimator.cluster.now_s, self.ledger.spent_usd)
+        self.alarms.follow(budget)
 
     @property
     def scribe(self) -> Scribe:
@@ -139,7 +147,7 @@ class Books:
     def take_over(self, decision: Decision, *, replans: bool) -> None:
         """A plan of another generation follows: it moves layers and uses samples."""
         self.num_replans += replans
-        self._moves = decision.migration.moves
+        self.moves = decision.migration.moves
         self.grant(decision.plan)
 
     def settle(self, observation: Observation, running: Decision) -> tuple[Settled, SlotJournal]:
@@ -201,10 +209,10 @@ class Books:
             usage,
             since,
             self.estimator.cluster,
-            traffic=[*move_traffic(self._moves, since), *self._traffic(steps)],
+            traffic=[*move_traffic(self.moves, since), *self._traffic(steps)],
             doubtful_pools=self.estimator.doubtful_pools,
         )
-        self._moves = ()
+        self.moves = ()
         return entries
 
     def _found_since(
@@ -270,7 +278,7 @@ class Books:
             sent += [t.times(samples / self.options.training.global_batch) for t in traffic]
         return sent
 
-    # What is kept and shown ----------------------------------------------------------
+    # What is planned with ------------------------------------------------------------
 
     def plannable(self, incumbent: Plan | None) -> ClusterState:
         """The cluster without devices under notice, or of a price that nobody knows.
@@ -319,76 +327,6 @@ class Books:
     def view(self, running: Settled) -> LedgerView:
         """What the guards of a decision need to know."""
         return self.treasury.view(self.ledger, self.estimator.cluster, running.predicted)
-
-    def control_state(self, plan: Plan, run_until_s: float | None) -> ControlState:
-        """All that a later life of the run needs; ``plan`` runs until then, or ran last."""
-        treasury, cluster = self.treasury, self.estimator.cluster
-        queues = treasury.queues
-        return ControlState(
-            slot=self.slot + 1,
-            generation=plan.generation,
-            plan=plan,
-            time_s=cluster.now_s,
-            backlog_usd=queues.backlog_usd,
-            penalty_weight=treasury.penalty_weight,
-            best_ratio_samples_per_usd=treasury.best_ratio_samples_per_usd,
-            spent_usd=self.ledger.spent_usd,
-            num_ledger_entries=self.ledger.num_entries,
-            next_step=self.leases.next_step,
-            samples_committed=self.leases.samples_committed,
-            checkpoint_step=self.checkpoint_step,
-            slowdowns=tuple((d.device_id, d.slowdown) for d in cluster.devices),
-            num_replans=self.num_replans,
-            num_skipped=self.leases.num_skipped,
-            num_failures=self.num_failures,
-            num_preemptions=self.num_preemptions,
-            holds=self.ledger.holds,
-            forgiven_usd=queues.forgiven_usd,
-            slot_bill_max_usd=treasury.slot_bill_max_usd,
-            standing_excess_usd=treasury.standing_excess_usd,
-            progress_backlog_usd=queues.progress_usd,
-            progress_backlog_max_usd=queues.progress_max_usd,
-            placeholder_usd=treasury.placeholder_usd,
-            opening_samples_per_usd=treasury.opening_samples_per_usd,
-            estimated_samples_per_usd=treasury.estimated_samples_per_usd,
-            reference_samples_per_s=treasury.reference_samples_per_s,
-            alarm_marks=self.alarms.marks,
-            held_s=treasury.overhead.held_s,
-            working_s=treasury.overhead.working_s,
-            spent_rest_usd=self.ledger.spent_rest_usd,
-            estimates=self.estimator.estimates,
-            granted=self.leases.granted_before(plan),
-            moves=self._moves,
-            run_until_s=run_until_s,
-            seed=self.options.seed,
-        )
-
-    def totals(self, control_cpu_s: float) -> Totals:
-        """What the run has come to."""
-        treasury, cluster = self.treasury, self.estimator.cluster
-        return Totals(
-            slot=self.slot,
-            cluster=cluster,
-            next_step=self.leases.next_step,
-            samples=self.leases.samples_committed,
-            backlog_usd=treasury.queues.backlog_usd,
-            penalty_weight=treasury.penalty_weight,
-            price_of_money_samples_per_usd=treasury.price_of_money_samples_per_usd,
-            progress_backlog_usd=treasury.queues.progress_usd,
-            forgiven_usd=treasury.queues.forgiven_usd,
-            time_constant_s=treasury.time_constant_s,
-            coherence_s=self.alarms.coherence_s,
-            spent_usd=self.ledger.spent_usd,
-            budget_usd=treasury.budget_usd_per_s * cluster.now_s,
-            overspend_bound_usd=treasury.overspend_bound_usd,
-            stragglers=tuple(
-                sorted({s.device_id for s in self.estimator.stragglers if s.phase != "link"})
-            ),
-            doubts=self.estimator.doubts,
-            price_age_s=self.estimator.price_age_s,
-            control_cpu_s=control_cpu_s,
-            overhead_ratio=treasury.overhead.ratio,
-        )
 
 
 def _as_known(cluster: ClusterState, state: ControlState | None) -> ClusterState:

@@ -12,8 +12,12 @@ from orchestrator.control.chooser import CAP_REACHED, Choice, Chooser, incumbent
 from orchestrator.control.headway import Headway
 from orchestrator.control.records import Settled, all_done, make_record
 from orchestrator.control.recovery import judge
+from orchestrator.control.statement import control_state, totals
+from orchestrator.control.survey import standing_text
+from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.durable import ControlState
+from orchestrator.core.edits import BudgetNews, NewsOfBudget, budget_changes
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import (
@@ -69,6 +73,7 @@ class ControlLoop:
     book: Callable[[SlotJournal], None] = _ignore
     stopwatch: Callable[[], float] = lambda: 0.0
     cpu_clock: Callable[[], float] = lambda: 0.0
+    news_of_budget: NewsOfBudget = BudgetNews
     outcome: Outcome | None = field(default=None, init=False)
     is_billed: bool = field(default=True, init=False)
     """Whether all that was held is on the ledger; False while a plan runs."""
@@ -78,11 +83,13 @@ class ControlLoop:
         self._chooser = Chooser(
             strategy=self.strategy,
             assignment=self.assignment,
-            rows=make_rows(options.budget.limits, billing_speedup=options.billing_speedup),
+            rows=(),
             control=options.control,
             stopwatch=self.stopwatch,
         )
         self._books = Books(options=options, cluster=self.cluster, model=self.model, state=state)
+        self._follow_limits()
+        self._wanted = BudgetNews(options.budget, "start")  # of an earlier life it may be another
         self._headway = Headway()
         self._restarted = state is not None
         self._incumbent = state.plan if state else None
@@ -108,6 +115,7 @@ class ControlLoop:
             reason = all_done(self.options.num_steps, self._books.leases.num_skipped)
             return self._finish("finished", reason, slot)
         with self._kept(slot):
+            self._follow_budget()
             choice = self._choose(slot)
             exhausted = self._exhausted(choice.decision, slot)
             if not exhausted:
@@ -188,12 +196,50 @@ class ControlLoop:
 
     # The next one --------------------------------------------------------------------
 
+    def _follow_budget(self) -> None:
+        """Go by a budget that was edited, from this slot edge on, and write that down."""
+        news, books = self.news_of_budget(), self._books
+        wanted, self._wanted = news if news.wanted else self._wanted, BudgetNews()
+        before, scribe = books.treasury.budget, books.scribe
+        changes = budget_changes(before, wanted.wanted or before)
+        warnings = [*news.warnings]
+        if wanted.wanted and changes and (refusal := self._refusal(wanted.wanted)):
+            warnings.append(f"budget_refused: {wanted.source}: {refusal}")
+            changes = ()
+        for text in warnings:
+            logger.warning("slot %s: %s", books.slot, text)
+        noted = [scribe.note("warning", text) for text in warnings]
+        if wanted.wanted and changes:
+            noted += scribe.budget(changes, wanted.source)
+            books.follow(wanted.wanted)
+            self._follow_limits()
+            self._restarted = False  # what was decided before goes by the budget of then
+            for change in changes:
+                logger.info("slot %s: %s", books.slot, change.text)
+        if noted:
+            self.book(SlotJournal(events=tuple(noted)))
+            self.save(replace(self._state(), slot=books.slot))
+
+    def _refusal(self, budget: BudgetOptions) -> str | None:
+        """Why a budget is not followed: it was lowered to what even idling would not keep."""
+        standing = self._books.estimator.cluster.standing_usd_per_s
+        allowed = budget.average_per_hour_usd / self._books.clock.per_hour(1.0)
+        lowered = allowed < self.treasury.budget_usd_per_s
+        if budget.allow_idle and lowered and standing > allowed:
+            return standing_text(standing, allowed)
+        return None
+
+    def _follow_limits(self) -> None:
+        limits, speedup = self.treasury.budget.limits, self.options.billing_speedup
+        rows = make_rows(limits, billing_speedup=speedup)
+        self._chooser = replace(self._chooser, rows=rows)
+
     def _choose(self, slot: Settled) -> Choice:
         problem, treasury, surveyed = self.problem(), self._books.treasury, None
         if not problem.cluster.devices:
             reason = self._books.why_none_plannable
             return Choice(idle_decision(self._incumbent, problem.schedules[0], reason))
-        if not treasury.best_ratio_samples_per_usd:
+        if not treasury.is_priced:
             surveyed = self._chooser.survey(problem, treasury)
             problem = self.problem()
         stood = not (slot.reports or slot.elapsed_s)  # else the cluster went on by itself
@@ -239,8 +285,11 @@ class ControlLoop:
 
     def _exhausted(self, decision: Decision, slot: Settled) -> str | None:
         """Why ``total_usd`` lets nothing more run, None while it does."""
-        if self.options.budget.total_usd is None:
+        total_usd, spent_usd = self.treasury.budget.total_usd, self._books.ledger.spent_usd
+        if total_usd is None:
             return None
+        if spent_usd >= total_usd:
+            return f"{CAP_REACHED}: {spent_usd:.6g} $ of {total_usd:.6g} $ are spent"
         if decision.kind == "idle":
             if decision.reason.startswith(CAP_REACHED):
                 return decision.reason
@@ -255,6 +304,8 @@ class ControlLoop:
     def _hand_over(self, choice: Choice) -> None:
         """Make the decision the running one and let its plan use samples."""
         decision, scribe = choice.decision, self._books.scribe
+        if decision.kind != "keep":
+            self.treasury.slots_to_follow = 0
         for fallback in choice.fallbacks:
             logger.warning("slot %s: fallback: %s", self._books.slot, fallback)
         logger.info("slot %s: %s", self._books.slot, decision.reason)
@@ -289,7 +340,7 @@ class ControlLoop:
         if was_done and status == "finished" and not self._all_done:
             self.save(self._state())  # the last steps were lost before they were written
             return self._publish_last(whole, "steps are run again", started_cpu_s)
-        paused = status == "budget" and self.options.budget.on_exhausted == "pause"
+        paused = status == "budget" and self.treasury.budget.on_exhausted == "pause"
         self.outcome = Outcome(status, reason, resumable=paused or status == "stopped")
         self.book(SlotJournal(events=(self._books.scribe.note(status, reason),)))
         self.save(self._state())
@@ -299,7 +350,7 @@ class ControlLoop:
 
     def _state(self) -> ControlState:
         plan = self._incumbent or self._decision.plan
-        return self._books.control_state(plan, self._decision.run_until_s)
+        return control_state(self._books, plan, self._decision.run_until_s)
 
     def _publish_last(self, slot: Settled, reason: str, started_cpu_s: float) -> SlotRecord:
         idle = Plan(slot.plan.generation, slot.plan.schedule)
@@ -307,8 +358,8 @@ class ControlLoop:
         return self._publish(slot, choice, started_cpu_s)
 
     def _publish(self, slot: Settled, choice: Choice, started_cpu_s: float) -> SlotRecord:
-        totals = self._books.totals(self.cpu_clock() - started_cpu_s)
-        record = make_record(slot, choice, totals, self._books.clock)
+        come_to = totals(self._books, self.cpu_clock() - started_cpu_s)
+        record = make_record(slot, choice, come_to, self._books.clock)
         for sink in self.sinks:
             sink(record)
         self._books.slot += 1

@@ -105,6 +105,7 @@ class RunStore:
             num_ledger_entries=len(entries),
             spent_usd=state.spent_usd + late_usd,
             backlog_usd=state.backlog_usd + late_usd,
+            inherited_usd=state.inherited_usd and state.inherited_usd + late_usd,
             holds=_paid(state, late, billing_speedup),
             moves=() if late else state.moves,
         )

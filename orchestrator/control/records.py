@@ -5,16 +5,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.plan import Plan
-from orchestrator.core.slot import (
-    CommittedStep,
-    Rates,
-    SlotRecord,
-    StepEstimate,
-    StepReport,
-)
-from orchestrator.core.view import DeviceView, Spread, StepSpreads
+from orchestrator.core.slot import CommittedStep, SlotRecord, StepEstimate, StepReport
+from orchestrator.core.view import DeviceView, Rates, Spread, StepSpreads
 from orchestrator.telemetry.prices import PriceDoubt
 
 if TYPE_CHECKING:
@@ -85,6 +80,7 @@ class Totals:
     coherence_s: float | None
     spent_usd: float
     budget_usd: float
+    budget: BudgetOptions  # in force from now on
     overspend_bound_usd: float
     stragglers: tuple[str, ...]
     doubts: tuple[PriceDoubt, ...]
@@ -138,6 +134,7 @@ def make_record(slot: Settled, choice: "Choice", totals: Totals, clock: Clock) -
         time_constant_s=clock.billed_s(totals.time_constant_s),
         coherence_s=None if totals.coherence_s is None else clock.billed_s(totals.coherence_s),
         overhead_ratio=totals.overhead_ratio,
+        budget=totals.budget,
     )
 
 

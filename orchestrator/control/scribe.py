@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.control.records import NOT_FINITE, Clock, doubt_text
 from orchestrator.core.cluster import ClusterState
+from orchestrator.core.edits import BudgetChange, BudgetChanged
 from orchestrator.core.slot import (
     CheckpointFailed,
     ClusterEvent,
@@ -116,6 +117,22 @@ class Scribe:
                 detail = f"{_phase_text(straggler)}: {detail}"
             written.append(self._event("recovered", detail, straggler.device_id))
         return written
+
+    def budget(self, changes: Sequence[BudgetChange], source: str) -> list[RunEvent]:
+        """Keys of the budget that have other values from now on."""
+        return [
+            BudgetChanged(
+                self.time_s,
+                self.slot,
+                "budget_changed",
+                f"{change.text} ({source})",
+                key=change.key,
+                old=change.old,
+                new=change.new,
+                source=source,
+            )
+            for change in changes
+        ]
 
     def decision(self, decision: Decision) -> list[RunEvent]:
         """A change of plan."""

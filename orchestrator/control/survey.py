@@ -44,7 +44,9 @@ def survey(
     rows: Sequence[Row],
     deadline: Callable[[float], OutOfTime],
 ) -> Survey:
-    """Teach the treasury rho, the price of money and the rate at b, before anything is spent.
+    """Teach the treasury rho, the price of money and the rate at b.
+
+    Before anything is spent, and again where the budget changes.
 
     The price of money is first raised to the best ratio found until no plan is worth more
     (Dinkelbach): a first V from the fastest plan alone would be too large. Then the linear
@@ -54,7 +56,7 @@ def survey(
     beginning them is worth it.
 
     Args:
-        problem: The first slot.
+        problem: The first slot, or the first one of a changed budget.
         treasury: Learns, and opens the backlog.
         propose: Candidates of the strategy at the price of money of a problem.
         rows: The user's limits; what breaks them counts for rho only.
@@ -62,19 +64,15 @@ def survey(
             has all of it.
 
     Raises:
-        InfeasibleError: If not even idling would keep the average.
+        InfeasibleError: At the first look, if not even idling would keep the average.
 
     Source: docs/model.md, section 4.4.
     """
     first, problem = problem, replace(problem, cluster=without_surcharges(problem.cluster))
     cost = CostModel(problem)
-    if treasury.may_idle and cost.standing_usd_per_s > problem.budget_usd_per_s:
-        raise InfeasibleError(
-            "the devices that are billed while present cost "
-            f"{cost.standing_usd_per_s / problem.budget_usd_per_s:.3g} times "
-            "budget.average_per_hour_usd even when nothing runs; raise it, offer fewer "
-            "devices, or write billed: while_used if unused ones are given back"
-        )
+    first_look = not treasury.best_ratio_samples_per_usd
+    if first_look and treasury.may_idle and cost.standing_usd_per_s > problem.budget_usd_per_s:
+        raise InfeasibleError(standing_text(cost.standing_usd_per_s, problem.budget_usd_per_s))
     found: dict[Plan, Candidate] = {}
 
     def ask(price_samples_per_usd: float, out_of_time: OutOfTime) -> None:
@@ -90,7 +88,8 @@ def survey(
             break
         asked = treasury.best_ratio_samples_per_usd
         ask(asked, out_of_time)
-    if not treasury.best_ratio_samples_per_usd:
+    runs = any(not candidate.plan.is_idle for candidate in found.values())
+    if not runs or not treasury.best_ratio_samples_per_usd:
         return Survey(tuple(found.values()))  # nothing that runs: there is nothing to price
     value = _value(cost, found.values(), rows, may_idle=treasury.may_idle)
     out_of_time = deadline(LATER_PART)
@@ -107,6 +106,16 @@ def survey(
     treasury.open(value, anew.price_of_money_samples_per_usd)
     asked = asked if value.price_of_money_samples_per_usd else 0.0
     return Survey(tuple(found.values()), asked, is_cut_off)
+
+
+def standing_text(standing_usd_per_s: float, budget_usd_per_s: float) -> str:
+    """Why an average cannot be kept that is less than what devices cost that do nothing."""
+    return (
+        "the devices that are billed while present cost "
+        f"{standing_usd_per_s / budget_usd_per_s:.3g} times "
+        "budget.average_per_hour_usd even when nothing runs; raise it, offer fewer "
+        "devices, or write billed: while_used if unused ones are given back"
+    )
 
 
 def _value(

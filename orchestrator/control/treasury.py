@@ -2,13 +2,15 @@
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from math import fsum, inf
 
 from orchestrator.control.ledger import Ledger, slot_bill_bound_usd
 from orchestrator.control.overhead import Overhead
-from orchestrator.core.budget import BudgetOptions
+from orchestrator.core.budget import Allowance, BudgetOptions
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.durable import ControlState
+from orchestrator.core.edits import PRICED, budget_changes
 from orchestrator.core.slot import StepEstimate
 from orchestrator.planning.frontier import BudgetValue
 from orchestrator.planning.guards import OVERRUN_STEPS, LedgerView
@@ -45,9 +47,10 @@ class Treasury:
         billing_speedup: float = 1.0,
         state: ControlState | None = None,
     ) -> None:
-        self._budget, self._control = budget, control
-        self.budget_usd_per_s = budget.average_per_hour_usd / 3600.0 * billing_speedup
-        self._horizon_s = budget.weight_horizon_hours * 3600.0 / billing_speedup
+        self._control, self._hour_s = control, 3600.0 / billing_speedup
+        self.budget = (state.budget if state else None) or budget
+        """In force, which an earlier life of the run may have changed."""
+        self._allowance = Allowance(self.budget.average_per_hour_usd / self._hour_s)
         self.queues = Queues()
         self.best_ratio_samples_per_usd = 0.0
         # While nothing is owed any V ranks alike.
@@ -65,23 +68,89 @@ class Treasury:
         self.estimated_backlog_usd = 0.0
         """V lambda_hat as estimated in this life of the run, whatever a cap made of it."""
         self.overhead = Overhead.prior(control.slot_s)
+        self.is_priced = bool(state and state.best_ratio_samples_per_usd)
+        """Whether the price of money was looked for at the budget in force."""
+        self.slots_to_follow = 0
+        """Slots in which a change of plan may still be due to a change of the budget."""
+        self.inherited_usd = 0.0
+        """Overspent when the budget changed, until what is left of it is below the line."""
         if state:
-            self.queues = Queues(
-                state.backlog_usd,
-                state.forgiven_usd,
-                state.progress_backlog_usd,
-                state.progress_backlog_max_usd,
-            )
-            self.best_ratio_samples_per_usd = state.best_ratio_samples_per_usd
-            self.penalty_weight = state.penalty_weight
-            self.slot_bill_max_usd = state.slot_bill_max_usd
-            self.standing_excess_usd = state.standing_excess_usd
-            self.placeholder_usd = state.placeholder_usd
-            self.opening_samples_per_usd = state.opening_samples_per_usd
-            self.estimated_samples_per_usd = state.estimated_samples_per_usd
-            self.reference_samples_per_s = state.reference_samples_per_s
-            if state.held_s:
-                self.overhead = Overhead(state.held_s, state.working_s)
+            self._go_on(state)
+
+    def _go_on(self, state: ControlState) -> None:
+        """Take up what an earlier life of the run left."""
+        known = state.allowance or self._allowance  # billing_speedup may be another one now
+        self._allowance = known.changed(state.time_s, self._allowance.usd_per_s)
+        self.inherited_usd = state.inherited_usd
+        self.queues = Queues(
+            state.backlog_usd,
+            state.forgiven_usd,
+            state.progress_backlog_usd,
+            state.progress_backlog_max_usd,
+        )
+        self.best_ratio_samples_per_usd = state.best_ratio_samples_per_usd
+        self.penalty_weight = state.penalty_weight
+        self.slot_bill_max_usd = state.slot_bill_max_usd
+        self.standing_excess_usd = state.standing_excess_usd
+        self.placeholder_usd = state.placeholder_usd
+        self.opening_samples_per_usd = state.opening_samples_per_usd
+        self.estimated_samples_per_usd = state.estimated_samples_per_usd
+        self.reference_samples_per_s = state.reference_samples_per_s
+        if state.held_s:
+            self.overhead = Overhead(state.held_s, state.working_s)
+
+    @property
+    def budget_usd_per_s(self) -> float:
+        """b, in force from the last slot edge on."""
+        return self._allowance.usd_per_s
+
+    @property
+    def allowance(self) -> Allowance:
+        """What the average allows up to any time from now on."""
+        return self._allowance
+
+    @property
+    def _horizon_s(self) -> float:
+        return self.budget.weight_horizon_hours * self._hour_s
+
+    def change(self, budget: BudgetOptions, now_s: float, spent_usd: float) -> None:
+        """Go by another budget from ``now_s`` on.
+
+        What was allowed until now stays allowed, and what was overspent stays owed: the backlog
+        keeps it, on top of a place-holder that follows V. So do samples that a floor misses.
+        Nothing is printed as a bound that spending has left behind already.
+
+        Args:
+            budget: What holds from now on.
+            now_s: A slot's edge; on the run's clock.
+            spent_usd: Up to then.
+
+        Source: docs/model.md, section 4.9.
+        """
+        keys = {change.key for change in budget_changes(self.budget, budget)}
+        over_usd = spent_usd - self._allowance.at(now_s)
+        owed = self._owed()
+        self.budget, self.slots_to_follow = budget, self._control.hysteresis_slots
+        self._allowance = self._allowance.changed(now_s, budget.average_per_hour_usd / self._hour_s)
+        if self.best_ratio_samples_per_usd:
+            self.is_priced = self.is_priced and not keys & PRICED
+            self._weigh(first=True)
+            if self.placeholder_usd is not None:
+                self.placeholder_usd = self.penalty_weight * self.opening_samples_per_usd
+        self._owe(*owed)
+        self.inherited_usd = max(0.0, over_usd - self.standing_excess_usd)
+
+    def _owed(self) -> tuple[float, Queues]:
+        """Dollars of the backlog beyond the place-holder, and the queues with Z in samples."""
+        debt_usd = self.queues.backlog_usd - (self.placeholder_usd or 0.0)
+        missing = 1.0 / self.progress_weight if self.progress_weight else 0.0
+        return debt_usd, self.queues.progress_times(missing)
+
+    def _owe(self, debt_usd: float, missing: Queues) -> None:
+        """Take up what was owed, at the place-holder and the weight of the floor as they are."""
+        backlog_usd = max(0.0, (self.placeholder_usd or 0.0) + debt_usd)
+        queues = missing.progress_times(self.progress_weight)
+        self.queues = replace(queues, backlog_usd=backlog_usd)
 
     def learn(self, estimates: Iterable[StepEstimate]) -> bool:
         """Raise rho if a plan gives more samples per dollar than any before; V and Q follow.
@@ -98,11 +167,11 @@ class Treasury:
         return True
 
     def open(self, value: BudgetValue, first_samples_per_usd: float = inf) -> None:
-        """Start the backlog at the estimated price of money, before anything is spent.
+        """Start the backlog at the estimated price of money: before anything is spent, or anew.
 
         A backlog of ``Q_0 = V lambda_hat`` that nobody owes spares the overspending by which the
         queue would otherwise find its level; V is the larger for it, since the spending allowed
-        above the average is ``V rho_hat - Q_0``.
+        above the average is ``V rho_hat - Q_0``. What is owed already comes on top.
 
         Args:
             value: Of the budget in the states known so far; its rate is r_ref.
@@ -110,7 +179,8 @@ class Treasury:
 
         Source: docs/model.md, section 4.4.
         """
-        self.placeholder_usd = 0.0
+        debt_usd, missing = self._owed()
+        self.placeholder_usd, self.is_priced = 0.0, True
         price = min(value.price_of_money_samples_per_usd, self.best_ratio_samples_per_usd)
         self.opening_samples_per_usd = min(price, first_samples_per_usd)
         self.estimated_samples_per_usd = price
@@ -120,8 +190,8 @@ class Treasury:
         if cap_usd is not None and cap_usd < self.penalty_weight * self.opening_samples_per_usd:
             self._open_at(cap_usd)
         self.placeholder_usd = self.penalty_weight * self.opening_samples_per_usd
-        self.queues = Queues(self.placeholder_usd)
         self.reference_samples_per_s = value.samples_per_s
+        self._owe(debt_usd, missing)
 
     def _open_at(self, cap_usd: float) -> None:
         """Begin with the cap as Q_0: ``V rho_hat - Q_0`` is kappa b H, or V at its largest."""
@@ -166,12 +236,12 @@ class Treasury:
     @property
     def may_idle(self) -> bool:
         """Whether a run waits for the average; else only ``total_usd`` protects."""
-        return self._budget.allow_idle
+        return self.budget.allow_idle
 
     @property
     def progress_weight(self) -> float:
         """omega_z in $/sample: what the floor counts a missing sample as; 0: there is no floor."""
-        floor = self._budget.min_samples_per_s
+        floor = self.budget.min_samples_per_s
         if not floor:
             return 0.0
         return self.budget_usd_per_s / (self.reference_samples_per_s or floor)
@@ -223,7 +293,7 @@ class Treasury:
     def queue_cap_usd(self) -> float | None:
         """Largest backlog; None: nothing is ever forgiven."""
         line_usd = self.penalty_weight * RATIO_HEADROOM * self.best_ratio_samples_per_usd
-        return queue_cap_usd(self._budget, line_usd)
+        return queue_cap_usd(self.budget, line_usd)
 
     def charge(
         self,
@@ -239,9 +309,9 @@ class Treasury:
 
         ``working_s`` is what its steps took.
         """
-        elapsed_s = now.now_s - since.now_s
+        elapsed_s, self.slots_to_follow = now.now_s - since.now_s, max(0, self.slots_to_follow - 1)
         self.overhead = self.overhead.after(elapsed_s, working_s, runs=running.step_s > 0)
-        missing = self._budget.min_samples_per_s * elapsed_s - samples
+        missing = self.budget.min_samples_per_s * elapsed_s - samples
         self.queues = self.queues.update(
             bill_usd,
             self.budget_usd_per_s,
@@ -259,37 +329,45 @@ class Treasury:
         standing_usd_per_s = max(since.standing_usd_per_s, now.standing_usd_per_s)
         excess_usd_per_s = max(0.0, standing_usd_per_s - self.budget_usd_per_s)
         self.standing_excess_usd += excess_usd_per_s * elapsed_s
+        if self.inherited_usd:
+            allowed_usd_per_s = self.budget_usd_per_s + excess_usd_per_s
+            over_usd = self.inherited_usd + bill_usd - allowed_usd_per_s * elapsed_s
+            paid_back = self.is_priced and over_usd <= self.line_usd  # a slot may begin with it
+            self.inherited_usd = 0.0 if paid_back else max(0.0, over_usd)
 
     @property
     def overspend_bound_usd(self) -> float:
         """G1 slack: spent minus ``b t`` is never more. Infinite where idling is forbidden.
 
         While devices billed for their presence cost more than ``b``, no decision can help: what
-        they cost beyond it comes on top.
+        they cost beyond it comes on top. After a change of the budget nothing runs until what was
+        overspent before is below the new line: until then it is the bound.
         """
-        if not self._budget.allow_idle:
+        if not self.budget.allow_idle:
             return inf
-        return self.standing_excess_usd + overspend_bound_usd(
+        slack_usd = overspend_bound_usd(
             self.line_usd,
             self.budget_usd_per_s,
             slot_bill_max_usd=self.slot_bill_max_usd,
             slot_s=self._control.slot_s,
         )
+        return self.standing_excess_usd + max(slack_usd, self.inherited_usd)
 
     def view(self, ledger: Ledger, cluster: ClusterState, running: StepEstimate) -> LedgerView:
         """What the guards of a decision need to know; ``running`` is of the incumbent."""
         reserve_usd = 0.0
-        if self._budget.total_usd is not None:
+        if self.budget.total_usd is not None:
             reserve_usd = CHECKPOINT_RESERVE_S * fsum(
                 cluster.price_usd_per_s(device.device_id) for device in cluster.devices
             )
         return LedgerView(
             spent_usd=ledger.spent_usd,
-            budget_usd=self.budget_usd_per_s * cluster.now_s,
+            budget_usd=self._allowance.at(cluster.now_s),
             line_usd=self.line_usd,
-            total_usd=self._budget.total_usd,
+            total_usd=self.budget.total_usd,
             reserve_usd=reserve_usd,
-            allow_idle=self._budget.allow_idle,
+            allow_idle=self.budget.allow_idle,
             paid_until_s={hold.device_id: hold.paid_until_s for hold in ledger.holds},
             running_step_s=running.step_s,
+            budget_changed=self.slots_to_follow > 0,
         )

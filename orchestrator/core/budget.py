@@ -106,3 +106,32 @@ class BudgetOptions:
     def weight_horizon_hours(self) -> float:
         """H as far as V and the slack go: ``horizon_hours``, at most a week."""
         return min(self.horizon_hours, MAX_HORIZON_HOURS)
+
+    @property
+    def whole_usd(self) -> float:
+        """What the whole run may cost: the hard cap, else the average over the horizon."""
+        if self.total_usd is not None:
+            return self.total_usd
+        return self.average_per_hour_usd * self.horizon_hours
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What the average allows up to a time: the integral of b, whatever b was before.
+
+    In seconds of the run's clock.
+    """
+
+    usd_per_s: float  # b in force
+    since_s: float = 0.0
+    before_usd: float = 0.0  # allowed up to then
+
+    def at(self, now_s: float) -> float:
+        """Dollars allowed from the start up to ``now_s``, which is not before ``since_s``."""
+        return self.before_usd + self.usd_per_s * (now_s - self.since_s)
+
+    def changed(self, now_s: float, usd_per_s: float) -> "Allowance":
+        """The allowance with another b from ``now_s`` on; what was allowed before stays so."""
+        if usd_per_s == self.usd_per_s:
+            return self
+        return Allowance(usd_per_s, now_s, self.at(now_s))

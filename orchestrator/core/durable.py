@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
+from orchestrator.core.budget import Allowance, BudgetOptions
 from orchestrator.core.cluster import Offer
 from orchestrator.core.plan import Move, Plan
 
@@ -205,3 +206,6 @@ class ControlState:
     moves: tuple[Move, ...] = ()  # of the last change of plan, not yet billed
     run_until_s: float | None = None  # where the hard cap closes the slot
     seed: int = 0
+    budget: BudgetOptions | None = None  # in force; None: that of the run's file
+    allowance: Allowance | None = None  # None: of an older version, one b for all time
+    inherited_usd: float = 0.0  # overspent when the budget changed, and not paid back yet

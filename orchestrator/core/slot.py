@@ -3,12 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.cluster import ClusterState, Device, Offer
 from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Migration, Plan
 from orchestrator.core.training import ActivationCheckpointing, TrainingOptions
-from orchestrator.core.view import DeviceView
+from orchestrator.core.view import DeviceView, Rates
 
 DecisionKind = Literal["keep", "reassign", "switch", "idle"]
 PHASES = ("compute", "receive", "reduce", "update", "data")
@@ -274,16 +275,6 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """Step time, rate and money of one slot, in the user's units; nothing measured: None."""
-
-    step_s: float | None
-    samples_per_s: float | None
-    cost_per_hour_usd: float | None
-    peak_memory_bytes: tuple[tuple[str, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class SlotRecord:
     """One line of ``slots.jsonl``, source of every metric: the slot that ended at ``time_s``.
 
@@ -307,7 +298,7 @@ class SlotRecord:
     price_of_money_samples_per_usd: float
     marginal_values: tuple[tuple[str, float], ...]  # what one more is worth, names as in the files
     spent_usd: float
-    budget_usd: float  # b t
+    budget_usd: float  # b t, or the integral of b where it was changed
     overspend_bound_usd: float  # G1 slack: spent_usd <= budget_usd + this
     solve_s: float
     migration_s: float
@@ -330,6 +321,7 @@ class SlotRecord:
     time_constant_s: float | None = None  # tau_V = V lambda / b
     coherence_s: float | None = None  # for how long prices and speeds last; None: not known
     overhead_ratio: float = 0.0  # of the time that plans are held, what makes no samples
+    budget: BudgetOptions | None = None  # in force from now on
 
 
 OutcomeStatus = Literal["finished", "budget", "stopped"]
@@ -369,7 +361,7 @@ class CommittedStep:
 RunEventKind = Literal[
     "started", "resumed", "code", "joined", "lost", "notice", "failed", "straggler", "recovered",
     "replan", "price", "fallback", "checkpoint", "skipped", "alarm", "warning", "finished",
-    "budget", "stopped",
+    "budget", "stopped", "budget_changed",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""One device in a SlotRecord: what it does and costs, and where the time of its steps went."""
+"""Parts of a SlotRecord: rates, and of each device what it does and where its time went."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -34,3 +34,13 @@ class DeviceView:
     straggler: bool
     price_per_hour: float
     steps: StepSpreads | None = None  # in the slot that ended; None: no steps of its plan
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Step time, rate and money of one slot, in the user's units; nothing measured: None."""
+
+    step_s: float | None
+    samples_per_s: float | None
+    cost_per_hour_usd: float | None
+    peak_memory_bytes: tuple[tuple[str, int], ...] = ()

@@ -25,7 +25,7 @@ class LedgerView:
     """Billed so far."""
 
     budget_usd: float
-    """``b t``: what the average allows up to now."""
+    """What the average allows up to now: ``b t``, or the integral of b where it was changed."""
 
     line_usd: float
     """``V rho_hat - Q_0``: above ``b t`` by more than this, only idling is allowed."""
@@ -44,6 +44,9 @@ class LedgerView:
 
     running_step_s: float = 0.0
     """Of the incumbent: devices that a new plan leaves are held until its last step ends."""
+
+    budget_changed: bool = False
+    """Whether it changed a few slots ago at most, and no plan has followed it yet."""
 
     @property
     def left_usd(self) -> float:

@@ -295,6 +295,8 @@ def idle_decision(incumbent: Plan | None, schedule: str, reason: str) -> Decisio
 
 
 def _idle(scene: _Scene, reason: str) -> Decision:
+    if scene.ledger.budget_changed and scene.current:
+        reason += "; the budget changed"
     return idle_decision(scene.problem.incumbent, scene.problem.schedules[0], reason)
 
 
@@ -327,13 +329,16 @@ def _causes(scene: _Scene) -> list[str]:
     if incumbent is None:
         return ["first plan"]
     if incumbent.is_idle:
-        return ["work is worth its price again"]
+        changed = ["the budget changed"] if scene.ledger.budget_changed else []
+        return [*changed, "work is worth its price again"]
+    changed = ["the budget changed"] if scene.ledger.budget_changed else []
     lost = [d for d in incumbent.device_ids if not problem.cluster.has(d)]
     before = dict(scene.expected.compute_s) if scene.expected else {}
     now = dict(scene.current.estimate.compute_s) if scene.current else {}
     slower = {d: now[d] / before[d] for d in incumbent.device_ids if before.get(d) and d in now}
     noticed = problem.under_notice
-    return [f"{d} is {'under notice' if d in noticed else 'gone'}" for d in lost] + [
+    gone = [f"{d} is {'under notice' if d in noticed else 'gone'}" for d in lost]
+    return [*changed, *gone] + [
         f"{d} runs {ratio:.3g}x slower than predicted"
         for d, ratio in slower.items()
         if ratio >= scene.options.straggler.ratio

@@ -65,18 +65,21 @@ class Queues:
         above_usd = self.backlog_usd - cap_usd
         return replace(self, backlog_usd=cap_usd, forgiven_usd=self.forgiven_usd + above_usd)
 
+    def progress_times(self, factor: float) -> "Queues":
+        """The queues with Z in another unit; 0 forgets it."""
+        return replace(
+            self,
+            progress_usd=self.progress_usd * factor,
+            progress_max_usd=self.progress_max_usd * factor,
+        )
+
     def rescaled(self, old_weight: float, new_weight: float) -> "Queues":
         """The queues after V moved: the price of money Q/V' stays what it was.
 
         Source: docs/model.md, section 4.4.
         """
         factor = new_weight / old_weight
-        return replace(
-            self,
-            backlog_usd=self.backlog_usd * factor,
-            progress_usd=self.progress_usd * factor,
-            progress_max_usd=self.progress_max_usd * factor,
-        )
+        return replace(self.progress_times(factor), backlog_usd=self.backlog_usd * factor)
 
 
 def penalty_weight(

@@ -7,8 +7,8 @@ from typing import Any
 from orchestrator import storage
 from orchestrator.core.evaluation import LOSS, Evaluation
 from orchestrator.core.plan import Group, Plan
-from orchestrator.core.slot import Rates, SlotRecord
-from orchestrator.core.view import DeviceView, Spread
+from orchestrator.core.slot import SlotRecord
+from orchestrator.core.view import DeviceView, Rates, Spread
 from orchestrator.reports import figures
 from orchestrator.storage import Json
 
@@ -125,6 +125,7 @@ def slot_data(record: SlotRecord) -> dict[str, Json]:
         "spent_usd": record.spent_usd,
         "budget_usd": record.budget_usd,
         "overspend_bound_usd": record.overspend_bound_usd,
+        "budget_per_hour_usd": record.budget.average_per_hour_usd if record.budget else None,
         "solve_s": record.solve_s,
         "migration_s": record.migration_s,
         "moved_bytes": record.moved_bytes,

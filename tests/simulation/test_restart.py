@@ -164,7 +164,8 @@ def test_a_state_without_estimates_still_loads() -> None:
     data = to_json(run.states[-1])
     assert isinstance(data, dict)
     for name in (
-        "spent_rest_usd", "estimates", "granted", "moves", "run_until_s", "seed",
+        "spent_rest_usd", "estimates", "granted", "moves", "run_until_s", "seed", "budget",
+        "allowance", "inherited_usd",
     ):  # fmt: skip
         del data[name]
     state = from_json(ControlState, data)

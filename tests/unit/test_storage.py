@@ -18,11 +18,8 @@ from orchestrator import retries, storage
 from orchestrator.core.cluster import Team
 from orchestrator.core.durable import CheckpointFile, CheckpointManifest, ControlState, LedgerEntry
 from orchestrator.core.plan import Group, LayerSplit, Plan, Stage
-from orchestrator.core.slot import (
-    Rates,
-    SlotRecord,
-)
-from orchestrator.core.view import DeviceView
+from orchestrator.core.slot import SlotRecord
+from orchestrator.core.view import DeviceView, Rates
 from orchestrator.errors import as_told
 from orchestrator.storage import RunOptions
 

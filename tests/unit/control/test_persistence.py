@@ -102,6 +102,18 @@ def test_dollars_booked_after_the_state_was_saved_are_not_forgotten(store: RunSt
     assert (state.spent_usd, state.backlog_usd, state.num_ledger_entries) == (0.75, 0.5, 2)
 
 
+def test_what_was_overspent_before_a_cut_of_the_budget_grows_by_dollars_booked_late(
+    store: RunStore,
+) -> None:
+    for inherited_usd, expected_usd in ((2.0, 2.5), (0.0, 0.0)):
+        store.save_state(replace(STATE, num_ledger_entries=0, inherited_usd=inherited_usd))
+        if inherited_usd:
+            store.write_journal(SlotJournal(ledger=(replace(ENTRY, usd=0.5),)))
+        state = store.load_state(60.0)
+        assert state is not None
+        assert state.inherited_usd == expected_usd
+
+
 def test_what_was_billed_after_the_state_was_saved_is_not_billed_again(store: RunStore) -> None:
     """Killed between the two: the next life bills the same seconds of the run anew."""
     cluster = make_cluster([make_device("a-0")], now_s=10.0)

@@ -188,3 +188,73 @@ def test_time_paid_ahead_counts_as_free_up_to_the_top_of_the_backlog_only() -> N
     assert treasury.trusts_prepaid
     treasury.charge(0.2, later, replace(CLUSTER, now_s=120.0), running(10.0, 0.01))
     assert not treasury.trusts_prepaid
+
+
+def opened() -> Treasury:
+    """V = 7.2 / 800 $^2/sample, Q = Q_0 = 3.6 $, line 7.2 $."""
+    treasury = Treasury(BUDGET, replace(CONTROL, kappa=0.2))
+    treasury.learn([running(10.0, 0.01)])
+    treasury.open(BudgetValue(400.0, 3.0))
+    return treasury
+
+
+def charged(treasury: Treasury, bill_usd: float, from_s: float, to_s: float) -> None:
+    since, now = replace(CLUSTER, now_s=from_s), replace(CLUSTER, now_s=to_s)
+    treasury.charge(bill_usd, since, now, running(10.0, 0.01))
+
+
+def test_what_was_allowed_before_a_change_stays_allowed() -> None:
+    treasury = opened()
+    treasury.change(replace(BUDGET, average_per_hour_usd=7.2), 1000.0, 1.0)
+    treasury.change(replace(BUDGET, average_per_hour_usd=1.8), 1500.0, 2.0)
+    assert treasury.allowance.at(2500.0) == pytest.approx(1.0 + 0.002 * 500 + 0.0005 * 1000)
+
+
+def test_what_was_overspent_is_owed_on_top_of_a_place_holder_that_follows_v() -> None:
+    """Twice b: V and Q_0 double, 0.5 $ stay 0.5 $; then lambda_hat 200: V = 14.4 / 1000."""
+    treasury = opened()
+    charged(treasury, 0.56, 0.0, 60.0)
+    assert treasury.queues.backlog_usd == pytest.approx(4.1)
+    treasury.change(replace(BUDGET, average_per_hour_usd=7.2), 60.0, 0.56)
+    assert not treasury.is_priced
+    assert treasury.queues.backlog_usd == pytest.approx(7.7)
+    assert treasury.line_usd == pytest.approx(14.4)
+    treasury.open(BudgetValue(200.0, 5.0))
+    assert treasury.is_priced
+    assert treasury.queues.backlog_usd == pytest.approx(2.88 + 0.5)
+    assert treasury.line_usd == pytest.approx(14.4)
+
+
+def test_the_bound_after_a_cut_is_what_was_overspent_until_that_is_paid_back() -> None:
+    """A tenth of b: the line falls from 7.2 $ to 0.72 $, and 4.94 $ are overspent."""
+    treasury = opened()
+    charged(treasury, 5.0, 0.0, 60.0)
+    treasury.change(replace(BUDGET, average_per_hour_usd=0.36), 60.0, 5.0)
+    assert treasury.line_usd == pytest.approx(0.72)
+    assert treasury.overspend_bound_usd == pytest.approx(4.94)
+    for minute in range(1, 5):
+        charged(treasury, 0.0, 60.0 * minute, 60.0 * minute + 60.0)
+    assert treasury.overspend_bound_usd == pytest.approx(4.94 - 0.0001 * 240)
+    charged(treasury, 0.0, 300.0, 300.0 + 43_000.0)
+    slack_usd = 0.72 + treasury.slot_bill_max_usd - 0.0001 * 60
+    assert treasury.overspend_bound_usd == pytest.approx(slack_usd)
+
+
+def test_samples_that_a_floor_misses_stay_missing_at_another_weight() -> None:
+    """omega = b / r_ref: 0.001 / 3 $ a sample, then 0.002 / 3."""
+    treasury = opened()
+    floored = replace(BUDGET, min_samples_per_s=2.0)
+    treasury.change(floored, 0.0, 0.0)
+    charged(treasury, 0.06, 0.0, 60.0)
+    assert treasury.queues.progress_usd == pytest.approx(120 * 0.001 / 3)
+    treasury.change(replace(floored, average_per_hour_usd=7.2), 60.0, 0.06)
+    assert treasury.queues.progress_usd == pytest.approx(120 * 0.002 / 3)
+    treasury.change(BUDGET, 60.0, 0.06)
+    assert treasury.queues.progress_usd == treasury.queues.progress_max_usd == 0.0
+
+
+def test_the_price_of_money_is_not_looked_for_anew_where_only_the_hard_cap_moves() -> None:
+    treasury = opened()
+    treasury.change(replace(BUDGET, total_usd=9.0, on_exhausted="stop"), 60.0, 0.06)
+    assert treasury.is_priced
+    assert treasury.queues.backlog_usd == pytest.approx(3.6)

@@ -4,8 +4,9 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 from benchmarks.builders import make_device, make_group, make_plan
-from orchestrator.core.slot import Rates, SlotRecord
-from orchestrator.core.view import DeviceView
+from orchestrator.core.budget import BudgetOptions
+from orchestrator.core.slot import SlotRecord
+from orchestrator.core.view import DeviceView, Rates
 
 FAST, SLOW = make_device("fast-0"), make_device("slow-0")
 PLAN = make_plan(make_group([FAST, SLOW], [0, 7, 10], [4, 4, 3]))
@@ -22,7 +23,7 @@ def a_record(**changes: object) -> SlotRecord:
         devices=(DeviceView("fast-0", "a100-40", "fast", "used", 1.0, False, 3.67),
                  DeviceView("slow-0", "t4", "slow", "used", 2.5, True, 0.35),
                  DeviceView("gone-0", "t4", "gone", "lost", 1.0, False, 0.35)),
-        loss=2.5, stragglers=("slow-0",),
+        loss=2.5, stragglers=("slow-0",), budget=BudgetOptions(average_per_hour_usd=4.0),
     )  # fmt: skip
     return replace(record, **changes)  # type: ignore[arg-type]
 

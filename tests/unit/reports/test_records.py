@@ -3,7 +3,7 @@
 import json
 
 from benchmarks.builders import make_plan
-from orchestrator.core.slot import Rates
+from orchestrator.core.view import Rates
 from orchestrator.reports.records import (
     MAX_LINES,
     plan_data,

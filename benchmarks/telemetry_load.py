@@ -265,7 +265,7 @@ class Head:
         store = RunStore(folder)
         self.records: list[SlotRecord] = []  # the newest
         zones = {offer.pool: offer.zone for offer in cluster.offers}
-        facts = RunFacts(strategy="everybody", budget_usd_per_hour=1e5, zone_of_pool=zones)
+        facts = RunFacts(strategy="everybody", zone_of_pool=zones)
         self.exporter = Exporter(0, "127.0.0.1", "load", facts)
         self.exporter_cpu_s = self.files_cpu_s = 0.0
 

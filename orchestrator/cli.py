@@ -212,6 +212,23 @@ def report(  # noqa: PLR0913 - one option each
 
 
 @app.command()
+def budget(
+    run_dir: RunDir,
+    config: Annotated[
+        str | None,
+        typer.Argument(metavar="CONFIG", help="YAML file whose section budget is taken."),
+    ] = None,
+    overrides: Set = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the budget of a run and how it changed; or change it, also while the run goes on.
+
+    Example: lyray budget runs/byte-gpt --set budget.total_usd=50
+    """
+    commands.budget(run_dir, config, overrides or (), as_json=as_json)
+
+
+@app.command()
 def export(
     run_dir: RunDir,
     output: Annotated[str, typer.Option("-o", metavar="FILE", help="The safetensors file.")],

@@ -236,8 +236,32 @@ def _view(config: "RunConfig") -> "View":
     if not console.is_terminal:
         return PlainView(lambda line: print(line, flush=True))
     name, num_steps = config.run.name, config.training.steps
-    usd = config.budget.average_per_hour_usd
-    return LiveView(console, name=name, num_steps=num_steps, budget_per_hour_usd=usd)
+    return LiveView(console, name=name, num_steps=num_steps)
+
+
+def budget(run_dir: str, file: str | None, overrides: Sequence[str], *, as_json: bool) -> None:
+    """Show the budget of a run and its history, or write another one down."""
+    from rich.console import Console
+
+    from orchestrator.reports.budget_table import budget_data, print_budget
+    from orchestrator.runtime.budget_edit import budget_of, edit_budget
+
+    if file is not None or overrides:
+        changes, url, when = edit_budget(run_dir, file, overrides)
+        if not as_json:
+            for change in changes:
+                print(change.text)
+            print(f"wrote {url}: it applies {when}" if changes else "nothing changes")
+            return
+    found = budget_of(run_dir)
+    if as_json:
+        print(json.dumps(budget_data(found.in_force, found.wanted, found.events), indent=1))
+        return
+    print_budget(Console(), found.in_force, found.wanted, found.events)
+    if found.awaited:
+        print(f"what is wanted applies {found.when}")
+    if found.problem:
+        print(f"not followed: {found.problem}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,6 +124,20 @@ class RunConfig(BaseModel):
             raise ConfigError(_listed(problems, layers))
         return config
 
+    def with_budget(self, section: object, source: str) -> "RunConfig":
+        """The configuration with another section ``budget``, checked as that of a file is.
+
+        Args:
+            section: As a file has it.
+            source: Names its file in messages.
+
+        Raises:
+            ConfigError: As ``load``.
+        """
+        layers = parse_layers(self.to_yaml(), source)
+        layers.data["budget"] = section
+        return self._resolve(layers, ())
+
     def to_data(self) -> dict[str, Json]:
         """The resolved configuration as plain data, in the form of the file."""
         data = {name: storage.to_json(getattr(self, name)) for name in type(self).model_fields}

@@ -6,7 +6,7 @@ import orchestrator
 from docs.generator.fields import fields_of, written_keys
 from docs.generator.markdown_text import code, first_line, sentence, table, unit_of
 from orchestrator.control.persistence import step_json
-from orchestrator.core import durable, slot, view
+from orchestrator.core import durable, edits, slot, view
 from orchestrator.core.evaluation import Evaluation
 from orchestrator.reports.records import slot_data
 
@@ -22,7 +22,7 @@ RESULT = {
     "best_evaluation": "the best one, likewise",
     "spent_usd": "what the run was billed, over all its lives",
     "average_per_hour_usd": "that over the billed hours",
-    "budget_per_hour_usd": "the average that was allowed",
+    "budget_per_hour_usd": "the average that was allowed at the end",
     "billed_hours": "length of the run as billed",
     "replans": "changes of plan",
     "recoveries": "losses that were made up for",
@@ -50,6 +50,7 @@ _PLAIN = {
     "first_sample": "positions in the run's one sequence, half-open",
     "end_sample": "end of them", "device": "its name", "pool": "its pool", "usd": "dollars billed",
     "from_s": "start of the interval, billed seconds", "to_s": "its end",
+    "budget_per_hour_usd": "the average that is allowed from now on",
     "price_per_hour": "the price used", "kind": "what happened", "detail": "in words",
     "state": "`used`, `idle` or `lost`", "slowdown": "measured over predicted compute time",
     "straggler": "whether it was named one", "device_id": "its name",
@@ -99,6 +100,15 @@ def files_page() -> str:
         table(
             ["field", "meaning"],
             [[code(f.name), f.text or _PLAIN.get(f.name, "")] for f in device.values()],
+        ),
+    ]
+    change, every = fields_of(edits.BudgetChanged), fields_of(slot.RunEvent)
+    parts += [
+        "## A change of the budget in events.jsonl",
+        sentence(first_line(edits.BudgetChanged.__doc__)),
+        table(
+            ["field", "meaning"],
+            [[code(f.name), f.text] for f in change.values() if f.name not in every],
         ),
     ]
     return "\n\n".join(parts) + "\n"

@@ -69,10 +69,10 @@ PRICED = frozenset(
 class BudgetChanged(RunEvent):
     """The line of ``events.jsonl`` on one key that has another value from this slot edge on."""
 
-    key: str = ""
-    old: Setting = None
-    new: Setting = None
-    source: str = ""
+    key: str = ""  # dotted, such as budget.total_usd
+    old: Setting = None  # its value until now
+    new: Setting = None  # its value from now on
+    source: str = ""  # config.yaml, or start: what was found when the run was started again
 
 
 @dataclass(frozen=True, slots=True)

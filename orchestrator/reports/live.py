@@ -77,10 +77,8 @@ class PlainView:
 class LiveView:
     """Redraws one screen: progress, loss, speed, money, plan, events."""
 
-    def __init__(
-        self, console: Console, *, name: str, num_steps: int | None, budget_per_hour_usd: float
-    ) -> None:
-        self._name, self._num_steps, self._budget = name, num_steps, budget_per_hour_usd
+    def __init__(self, console: Console, *, name: str, num_steps: int | None) -> None:
+        self._name, self._num_steps = name, num_steps
         self._phase = "starting"
         self._record: SlotRecord | None = None
         self._step: CommittedStep | None = None
@@ -152,6 +150,7 @@ class LiveView:
         step_s = newest_s if measured.step_s is None else measured.step_s
         rate = measured.samples_per_s or None  # no step ended: nothing to compare
         over = record.spent_usd - record.budget_usd
+        average_usd = record.budget.average_per_hour_usd if record.budget else None
         grid = Table.grid(padding=(0, 2))
         for _ in range(4):
             grid.add_column()
@@ -172,7 +171,7 @@ class LiveView:
         grid.add_row(
             "cost",
             Text(f"{figures.usd(measured.cost_per_hour_usd)}/h", style="bold"),
-            f"budget {figures.usd(self._budget)}/h",
+            f"budget {figures.usd(average_usd)}/h",
             Text(f"backlog {figures.usd(record.backlog_usd)}", style="dim"),
         )
         grid.add_row(

@@ -12,6 +12,7 @@ from orchestrator.reports.bill import (
     reconciled_cells,
     tolerance_text,
 )
+from orchestrator.reports.budget_table import CHANGES_HEAD, change_cells
 from orchestrator.reports.device_times import DEVICE_HEAD, device_cells
 from orchestrator.reports.event_counts import COUNT_HEAD, count_cells, event_counts
 from orchestrator.reports.run_report import LOSS_WINDOW, RunFound
@@ -94,6 +95,7 @@ def run_page(found: RunFound, reconciled: Sequence[BillLine] = ()) -> str:
         "<h2>Bill</h2>",
         table(BILL_HEAD, bill_cells(found), right=(1, 2, 3)),
         *_reconciled(reconciled),
+        *_budget_changes(found),
         *worth_parts(found.worth),
         "<h2>Faults and other events, kind by kind</h2>",
         table(COUNT_HEAD, map(count_cells, event_counts(found.events)), right=(1, 2, 3)),
@@ -162,6 +164,14 @@ def _evaluations(found: RunFound) -> list[str]:
             chosen=next((i for i, e in enumerate(shown) if e is best), -1),
         ),
     ]
+
+
+def _budget_changes(found: RunFound) -> list[str]:
+    rows = [change_cells(event) for event in found.budget_changes[-_ROWS:]]
+    if not rows:
+        return []
+    title = _titled("Budget changes", len(found.budget_changes))
+    return [f"<h2>{title}</h2>", table(CHANGES_HEAD, rows, right=(0, 1))]
 
 
 def _step_chart(found: RunFound, axis: TimeAxis) -> str:

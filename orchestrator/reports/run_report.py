@@ -14,6 +14,7 @@ from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.evaluation import Evaluation
 from orchestrator.errors import ConfigError
 from orchestrator.reports.bill import BillLine
+from orchestrator.reports.budget_table import change_data
 from orchestrator.reports.device_times import DeviceTimes
 from orchestrator.reports.event_counts import event_counts
 from orchestrator.reports.lives import Life, Lives
@@ -136,6 +137,11 @@ class RunFound:
         """Share of emulated operations whose real work outlasted their virtual time."""
         operations = sum(s.num_operations for s in self.slots)
         return sum(s.num_late for s in self.slots) / operations if operations else None
+
+    @property
+    def budget_changes(self) -> tuple[Row, ...]:
+        """Events on keys of the budget that were edited while the run went on."""
+        return tuple(event for event in self.events if event.get("kind") == "budget_changed")
 
     @property
     def worst_slot(self) -> SlotRow | None:
@@ -274,6 +280,7 @@ def report_data(found: RunFound, reconciled: Sequence[BillLine] = ()) -> dict[st
         "time_constant_s": found.time_constant_s,
         "coherence_s": found.coherence_s,
         "bound_held": found.bound_held,
+        "budget_changes": [change_data(event) for event in found.budget_changes],
         "pools": [storage.to_json(pool) for pool in found.pools],
         "devices": [storage.to_json(device) for device in found.devices],
         "plans": [storage.to_json(span) for span in found.plans],

@@ -13,6 +13,7 @@ from orchestrator.reports.bill import (
     reconciled_cells,
     tolerance_text,
 )
+from orchestrator.reports.budget_table import changes_table
 from orchestrator.reports.device_times import DEVICE_HEAD, device_cells
 from orchestrator.reports.event_counts import COUNT_HEAD, count_cells, event_counts
 from orchestrator.reports.records import evaluation_text, plan_words
@@ -33,8 +34,9 @@ def print_report(console: Console, found: RunFound, reconciled: Sequence[BillLin
         grid.add_row(name, Text(value, style="bold"))
     console.print(grid)
     for table in (
-        comparison_table(found), _plans(found), _devices(found), _bill(found), _worth(found),
-        _reconciled(reconciled), _counts(found), _events(found),
+        comparison_table(found), _plans(found), _devices(found), _bill(found),
+        _reconciled(reconciled), changes_table(found.budget_changes), _worth(found),
+        _counts(found), _events(found),
     ):  # fmt: skip
         if table is not None:
             console.print()

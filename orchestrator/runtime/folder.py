@@ -15,14 +15,17 @@ from orchestrator import storage
 from orchestrator.config import RunConfig
 from orchestrator.control.persistence import MANIFEST_FILE, CheckpointStore, RunStore
 from orchestrator.core.durable import CheckpointManifest
+from orchestrator.core.edits import budget_changes
 from orchestrator.core.slot import Outcome
 from orchestrator.core.training import OptimizerOptions
 from orchestrator.errors import ConfigError
+from orchestrator.runtime.budget_file import CONFIG_FILE, read_config
 
 logger = logging.getLogger(__name__)
 
-CONFIG_FILE = "config.yaml"
 LOCK_FILE = "lock"
+SUBMITTED_FILE = "submitted.yaml"
+"""The configuration as it was submitted; ``config.yaml`` may have another budget by now."""
 
 BOUND = (
     "run.seed", "training.task", "training.task_args", "training.global_batch",
@@ -74,6 +77,9 @@ def _lock(file: IO[str], run_url: str) -> None:
 def open_folder(config: RunConfig, resume: str) -> Outcome | None:
     """Make the run's folder ready and write the resolved file into it.
 
+    A budget that was edited since the file was submitted last stays, but for those of its keys
+    that the file says otherwise now.
+
     Args:
         config: The whole file.
         resume: ``auto``, ``never``, or the path of a checkpoint or of a run to start from.
@@ -85,7 +91,7 @@ def open_folder(config: RunConfig, resume: str) -> Outcome | None:
         ConfigError: If the folder holds something that this file cannot go on with.
     """
     store = RunStore(config.run.run_url)
-    old = _old_config(store)
+    old = submitted(store)
     if old is not None and resume == "never":
         raise ConfigError(
             f"--resume never, but {store.run_url} holds a run; give run.name another value, "
@@ -95,21 +101,47 @@ def open_folder(config: RunConfig, resume: str) -> Outcome | None:
         _check_same(config, old, store.run_url)
     if resume not in ("auto", "never"):
         _take_checkpoint(config, resume, fresh=old is None)
-    elif (done := _done(store)) is not None:
+    elif (done := done_before(store)) is not None:
         return done
-    storage.write_bytes(store.url(CONFIG_FILE), config.to_yaml().encode())
+    edited = _with_edits(config, old, store.url(CONFIG_FILE)) if old else config
+    storage.write_bytes(store.url(SUBMITTED_FILE), config.to_yaml().encode())
+    storage.write_bytes(store.url(CONFIG_FILE), edited.to_yaml().encode())
     if store.read_result() is not None:
         storage.delete(store.url("result.json"))  # it is going on
     return None
 
 
-def _old_config(store: RunStore) -> RunConfig | None:
-    if not storage.exists(store.url(CONFIG_FILE)):
-        return None
-    return RunConfig.load(store.url(CONFIG_FILE))
+def submitted(store: RunStore) -> RunConfig | None:
+    """What was submitted last, None where the folder holds no run; older ones have one file."""
+    for name in (SUBMITTED_FILE, CONFIG_FILE):
+        if storage.exists(store.url(name)):
+            return RunConfig.load(store.url(name))
+    return None
 
 
-def _done(store: RunStore) -> Outcome | None:
+def _with_edits(config: RunConfig, old: RunConfig, url: str) -> RunConfig:
+    """The file that is submitted now, with what was edited of the budget of the one before.
+
+    Raises:
+        ConfigError: If what stands at ``url`` cannot be followed.
+    """
+    if not storage.exists(url):
+        return config
+    section = read_config(storage.read_bytes(url), url).get("budget")
+    edited, budget = old.with_budget(section, url).budget, storage.to_json(config.budget)
+    assert isinstance(budget, dict)
+    for change in budget_changes(old.budget, edited):
+        name = change.key.removeprefix("budget.")
+        if getattr(config.budget, name) == change.old:
+            budget[name] = storage.to_json(change.new)
+            logger.warning(
+                "%s, as it was edited in %s: the submitted file says what it said before",
+                change.text, url,
+            )  # fmt: skip
+    return config.with_budget(budget, url)
+
+
+def done_before(store: RunStore) -> Outcome | None:
     """The outcome of a run that cannot or need not go on."""
     result = store.read_result()
     if result is None or (result["status"] != "finished" and result["resumable"]):

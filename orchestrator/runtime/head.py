@@ -4,7 +4,6 @@ import gc
 import logging
 import time
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 import ray
@@ -13,7 +12,7 @@ from orchestrator import lines
 from orchestrator.config import RunConfig
 from orchestrator.control.books import LoopOptions
 from orchestrator.control.loop import ControlLoop
-from orchestrator.control.persistence import CheckpointStore, RunStore, evaluation_json
+from orchestrator.control.persistence import CheckpointStore, RunStore
 from orchestrator.control.recovery import unbilled_s
 from orchestrator.core.code import NO_CODE
 from orchestrator.core.durable import ControlState
@@ -30,11 +29,13 @@ from orchestrator.errors import ConfigError, DamagedCheckpointError, Orchestrato
 from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.reports.records import slot_json
 from orchestrator.runtime.backend import RayBackend
+from orchestrator.runtime.budget_file import BudgetFile
 from orchestrator.runtime.compare import compare_once
 from orchestrator.runtime.evaluations import Evaluations
 from orchestrator.runtime.news import Comparing, Cursor, Feed, HeadNews
 from orchestrator.runtime.processes import head_injector
 from orchestrator.runtime.progress import Meter, RunClock
+from orchestrator.runtime.result import result_figures
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.setup import set_up
 from orchestrator.strategies.registry import make_strategy
@@ -75,6 +76,7 @@ class Head:
         self._checkpoints = CheckpointStore(
             config.run.run_url, keep_checkpoints=config.training.keep_checkpoints
         )
+        self._budget_file = BudgetFile(config)
         self._phase = "starting"
         self._steps: Feed[CommittedStep] = Feed()
         self._unwritten: list[CommittedStep] = []  # not in their file yet
@@ -222,7 +224,8 @@ class Head:
         try:
             self._loop = self._make_loop(rig, backend, assignment, exporter, state)
             self._say("planning")
-            return self._tick(self._loop)
+            with self._budget_file.watched():
+                return self._tick(self._loop)
         finally:
             exporter.close()
 
@@ -250,7 +253,7 @@ class Head:
             backend=backend,
             strategy=make_strategy(self._config.control.strategy),
             assignment=assignment,
-            options=self._options(rig),
+            options=self._options(rig, state),
             cluster=rig.cluster,
             model=rig.model,
             state=state,
@@ -259,6 +262,7 @@ class Head:
             book=book,
             stopwatch=time.monotonic,
             cpu_clock=time.process_time,
+            news_of_budget=self._budget_file.news,
         )
 
     def _tick(self, loop: ControlLoop) -> Outcome:
@@ -304,14 +308,8 @@ class Head:
     def _export(self, rig: Rig) -> Exporter:
         """Listen for Prometheus, and say where beside the run's folder."""
         config = self._config
-        average_usd = config.budget.average_per_hour_usd
-        total_usd = config.budget.total_usd
         facts = RunFacts(
             strategy=config.control.strategy,
-            budget_usd_per_hour=average_usd,
-            budget_usd=average_usd * config.budget.horizon_hours
-            if total_usd is None
-            else total_usd,
             zone_of_pool={offer.pool: offer.zone for offer in rig.cluster.offers},
             num_samples=rig.num_samples,
         )
@@ -319,11 +317,12 @@ class Head:
         announce(config.run.run_url, config.run.name, exporter.address)
         return exporter
 
-    def _options(self, rig: Rig) -> LoopOptions:
+    def _options(self, rig: Rig, state: ControlState | None) -> LoopOptions:
         config, feed = self._config, self._config.cluster.price_feed
+        known = state.budget if state else None
         return LoopOptions(
             training=config.training,
-            budget=config.budget,
+            budget=self._budget_file.at_start(known or config.budget),
             control=config.control,
             billing_speedup=config.emulation.billing_speedup,
             price_max_age_s=feed.max_age_s if feed else None,
@@ -372,27 +371,12 @@ class Head:
         del self._unwritten[: len(steps)]
 
     def _write_result(self, status: str, reason: str, *, resumable: bool) -> None:
-        state, last = self._load(), self._slots.last
-        billed_h = last.time_s / 3600.0 if last else 0.0
-        newest, best = self._judged.whole[-1:], self._judged.best
-        self._store.write_result(
-            {
-                "status": status,
-                "reason": reason,
-                "run_dir": self._config.run.run_url,
-                "resumable": resumable,
-                "steps": state.next_step if state else 0,
-                "samples": state.samples_committed if state else 0,
-                "final_loss": self._steps.last.loss if self._steps.last else None,
-                "evaluation": evaluation_json(newest[0]) if newest else None,
-                "best_evaluation": evaluation_json(best) if best else None,
-                "spent_usd": state.spent_usd if state else 0.0,
-                "average_per_hour_usd": last.spent_usd / billed_h if last and billed_h else None,
-                "budget_per_hour_usd": self._config.budget.average_per_hour_usd,
-                "billed_hours": billed_h,
-                "replans": state.num_replans if state else 0,
-                "recoveries": state.num_failures + state.num_preemptions if state else 0,
-                "code": self._code.digest if self._code.modules else None,
-                "versions": {name: version(name) for name in ("lyray", "ray", "torch")},
-            }
-        )
+        how = {
+            "status": status,
+            "reason": reason,
+            "run_dir": self._config.run.run_url,
+            "resumable": resumable,
+            "code": self._code.digest if self._code.modules else None,
+        }
+        state, slot, step = self._load(), self._slots.last, self._steps.last
+        self._store.write_result({**how, **result_figures(state, slot, step, self._judged)})

@@ -35,10 +35,6 @@ class RunFacts:
     """What metrics show of a run that neither a SlotRecord nor a SlotJournal holds."""
 
     strategy: str = ""
-    budget_usd_per_hour: float | None = None
-    budget_usd: float | None = None
-    """The hard cap, else what the average allows over the horizon."""
-
     zone_of_pool: Mapping[str, str] = field(default_factory=dict)
     num_samples: int = 0
     """Samples of the whole run."""
@@ -69,8 +65,6 @@ class Exporter:
         self._declare()
         self._shown: dict[str, dict[tuple[str, ...], Gauge]] = defaultdict(dict)
         self._set("build_info", 1.0, _version())
-        if self._facts.budget_usd_per_hour is not None:
-            self._set("budget_usd_per_hour", self._facts.budget_usd_per_hour)
         self._server: WSGIServer | None = self._listen(port, host)
         self.address = (host, int(self._server.server_port))
         """Host and port it listens on."""
@@ -168,8 +162,9 @@ class Exporter:
 
     def _show_money(self, record: SlotRecord) -> None:
         self._set("spent_usd", record.spent_usd)
-        if self._facts.budget_usd is not None:
-            self._set("budget_spent_ratio", record.spent_usd / self._facts.budget_usd)
+        if record.budget is not None:
+            self._set("budget_usd_per_hour", record.budget.average_per_hour_usd)
+            self._set("budget_spent_ratio", record.spent_usd / record.budget.whole_usd)
         self._set("overspend_bound_usd", record.overspend_bound_usd)
         self._set("backlog_usd", record.backlog_usd)
         self._set("penalty_weight", record.penalty_weight)

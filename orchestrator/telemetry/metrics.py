@@ -141,7 +141,7 @@ REASONS = frozenset(
         "keep", "reassign", "switch", "budget_wait", "budget_cap_reached", "budget_cap_near",
         "price_unknown", "no_device", "no_feasible_plan", "user_rows_infeasible", "finished",
         "budget", "stopped", "assignment", "deadline", "not_finite", "worker", "preemption",
-        "price", "budget_infeasible", "tau_v", "queue_cap",
+        "price", "budget_infeasible", "tau_v", "queue_cap", "budget_refused", "config_ignored",
         "checkpoint_failed", "checkpoint_damaged",
     }
 )  # fmt: skip

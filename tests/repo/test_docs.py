@@ -71,9 +71,13 @@ def test_every_strategy_is_in_the_reference_with_what_it_does(pages: dict[str, s
 
 
 def test_the_reference_of_result_json_has_the_keys_that_the_head_writes() -> None:
-    tree = ast.parse((ROOT / "orchestrator/runtime/head.py").read_text("utf-8"))
-    (write,) = (n for n in ast.walk(tree) if getattr(n, "name", "") == "_write_result")
-    assert set(RESULT) == set(keys_in(write))
+    writers = {"head": "_write_result", "result": "result_figures"}
+    keys: set[str] = set()
+    for module, name in writers.items():
+        tree = ast.parse((ROOT / f"orchestrator/runtime/{module}.py").read_text("utf-8"))
+        (write,) = (n for n in ast.walk(tree) if getattr(n, "name", "") == name)
+        keys |= set(keys_in(write))
+    assert set(RESULT) == keys
 
 
 def test_every_field_of_the_files_is_told(pages: dict[str, str]) -> None:

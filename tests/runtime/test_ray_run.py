@@ -13,8 +13,11 @@ import pytest
 
 from orchestrator.config import RunConfig
 from orchestrator.core.evaluation import Evaluation
+from orchestrator.core.slot import CommittedStep, RunEvent
 from orchestrator.core.training import Task
 from orchestrator.errors import ConfigError, LostWorkerError, UserCodeError
+from orchestrator.reports.run_report import read_run
+from orchestrator.runtime.budget_edit import edit_budget
 from orchestrator.runtime.driver import Trainer, exit_code, run_job
 from orchestrator.runtime.news import Comparing
 from orchestrator.runtime.session import ray_session
@@ -211,14 +214,57 @@ def test_a_stop_while_nobody_is_left_ends_a_run_that_can_be_resumed(tmp_path: Pa
     )
 
 
-def test_a_killed_head_is_replaced_and_the_ledger_has_no_gap(tmp_path: Path) -> None:
-    """ray-project/kuberay#2153, #2161: training cannot survive the death of the head."""
-    run = config(tmp_path, steps=45)
-    kill = once_at(23, lambda: os.kill(head_pid_of(run), signal.SIGKILL))
-    watcher = Watcher(kill)
+def test_a_budget_edited_while_the_run_goes_on_applies_at_a_slot_edge_and_is_history(
+    tmp_path: Path,
+) -> None:
+    """A wrong edit by hand, and a right one by command."""
+    run = config(tmp_path, steps=60)
+    folder = Path(run.run.run_url)
+
+    def write_wrong() -> None:
+        text = (folder / "config.yaml").read_text("utf-8")
+        (folder / "config.yaml").write_text(text.replace("usd: 10.0", "usd: -10"), "utf-8")
+
+    class Editor(Watcher):
+        def event(self, event: RunEvent) -> None:
+            super().event(event)
+            if event.detail.startswith("budget_refused"):
+                edit_budget(run.run.run_url, None, ["budget.average_per_hour_usd=3.5"])
+
+    watcher = Editor(once_at(8, write_wrong))
     outcome = run_job(run, view=watcher)
     assert outcome.status == "finished"
     check_books(run, outcome)
+    (refused,) = [e.detail for e in watcher.events if e.detail.startswith("budget_refused")]
+    assert "config.yaml: budget.average_per_hour_usd is -10.0; it must be positive" in refused
+    found = read_run(run.run.run_url)
+    (change,) = found.budget_changes
+    assert (change["old"], change["new"], change["source"]) == (10.0, 3.5, "config.yaml")
+    (edge_s,) = [slot.time_s for slot in found.slots if slot.slot == change["slot"]]
+    assert edge_s == change["time_s"]
+    last = found.slots[-1]
+    assert last.budget_usd == pytest.approx((10 * edge_s + 3.5 * (last.time_s - edge_s)) / 3600)
+    assert found.bound_held
+    result = json.loads((folder / "result.json").read_text("utf-8"))
+    assert result["budget_per_hour_usd"] == 3.5
+
+
+def test_a_killed_head_is_replaced_and_the_ledger_has_no_gap(tmp_path: Path) -> None:
+    """ray-project/kuberay#2153: training cannot survive the death of the head."""
+    run = config(tmp_path, steps=45)
+    edit = once_at(3, lambda: edit_budget(run.run.run_url, None, ["budget.total_usd=500"]))
+    kill = once_at(23, lambda: os.kill(head_pid_of(run), signal.SIGKILL))
+
+    def edit_and_kill(step: CommittedStep) -> None:
+        edit(step)
+        kill(step)
+
+    watcher = Watcher(edit_and_kill)
+    outcome = run_job(run, view=watcher)
+    assert outcome.status == "finished"
+    check_books(run, outcome)
+    assert len(read_run(run.run.run_url).budget_changes) == 1  # it stays, and is told once
+    assert {r.budget.total_usd for r in watcher.slots[-3:] if r.budget} == {500.0}
     assert [row["loss"] for row in read(run, "steps.jsonl")] == pytest.approx(
         losses_alone(run), rel=1e-5
     )

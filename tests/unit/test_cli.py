@@ -446,7 +446,18 @@ def test_the_schema_is_json(
 
 @pytest.mark.parametrize(
     "command",
-    ["validate", "profile", "plan", "simulate", "run", "report", "export", "devices", "schema"],
+    [
+        "validate",
+        "profile",
+        "plan",
+        "simulate",
+        "run",
+        "report",
+        "budget",
+        "export",
+        "devices",
+        "schema",
+    ],
 )
 def test_the_help_of_every_command_shows_an_example(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str

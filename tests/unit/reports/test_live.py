@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from orchestrator.core.evaluation import Evaluation
-from orchestrator.core.slot import CommittedStep, Rates, RunEvent
+from orchestrator.core.slot import CommittedStep, RunEvent
+from orchestrator.core.view import Rates
 from orchestrator.reports.live import LiveView, PlainView, sparkline
 from tests.unit.reports.samples import PLAN, a_record
 
@@ -24,7 +25,6 @@ def picture(view: LiveView) -> str:
 def view() -> LiveView:
     made = LiveView(
         Console(file=StringIO(), force_terminal=True), name="byte-gpt", num_steps=40,
-        budget_per_hour_usd=4.0,
     )  # fmt: skip
     made.close()
     return made

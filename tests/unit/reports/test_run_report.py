@@ -11,10 +11,12 @@ from rich.console import Console
 
 from benchmarks.builders import make_group, make_plan
 from orchestrator.control.persistence import RunStore
+from orchestrator.core.budget import LimitOptions
 from orchestrator.core.durable import LedgerEntry
+from orchestrator.core.edits import BudgetChanged
 from orchestrator.core.evaluation import Evaluation
-from orchestrator.core.slot import CommittedStep, Rates, RunEvent, SlotJournal
-from orchestrator.core.view import DeviceView, Spread, StepSpreads
+from orchestrator.core.slot import CommittedStep, RunEvent, SlotJournal
+from orchestrator.core.view import DeviceView, Rates, Spread, StepSpreads
 from orchestrator.errors import ConfigError
 from orchestrator.reports.bill import BillLine, bill_columns, compare_bill, read_bill
 from orchestrator.reports.records import slot_data
@@ -292,3 +294,42 @@ def test_a_page_has_a_table_of_evaluations_in_which_the_best_one_stands_out(run_
     assert [" class=chosen>" in row for row in rows] == [False, True, False]
     assert "loss of the best evaluation, step 20" in page
     assert "<h2>Evaluations" not in run_page(read_run(run_dir))
+
+
+def test_changes_of_the_budget_are_a_table_of_their_own_in_text_page_and_json(
+    run_dir: str,
+) -> None:
+    told = ("start", "config.yaml")
+    store, changes = RunStore(run_dir), [
+        ("budget.total_usd", None, 50.0),
+        ("budget.limits", (), (LimitOptions(zone="z1", max_per_hour_usd=1.0),)),
+    ]  # fmt: skip
+    events = tuple(
+        BudgetChanged(7200.0, 2, "budget_changed", "", key=key, old=old, new=new, source=source)
+        for (key, old, new), source in zip(changes, told, strict=True)
+    )
+    store.write_journal(SlotJournal(events=events))
+    found = read_run(run_dir)
+    data = report_data(found)["budget_changes"]
+    assert isinstance(data, list)
+    assert data[0] == {
+        "slot": 2, "time_s": 7200.0, "key": "budget.total_usd", "old": None, "new": 50.0,
+        "source": "start",
+    }  # fmt: skip
+    screen = StringIO()
+    print_report(Console(file=screen, width=160), found)
+    lines = [" ".join(line.split()) for line in screen.getvalue().splitlines()]
+    at = lines.index("Budget changes")
+    assert lines[at + 1 : at + 4] == [
+        "slot billed hours key old new from",
+        "2 2.00 budget.total_usd none 50 start",
+        "2 2.00 budget.limits none zone z1 at most 1 $/h config.yaml",
+    ]
+    text = read_page(run_page(found)).text
+    assert {"Budget changes", "budget.total_usd", "zone z1 at most 1 $/h"} <= set(text)
+
+
+def test_a_run_whose_budget_never_changed_shows_no_table_of_changes(run_dir: str) -> None:
+    found = read_run(run_dir)
+    assert report_data(found)["budget_changes"] == []
+    assert "Budget changes" not in run_page(found)

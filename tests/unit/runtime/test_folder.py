@@ -231,3 +231,63 @@ def test_a_resumed_run_may_change_groups_but_not_the_optimizer(tmp_path: Path) -
         open_folder(run, "auto")
     with pytest.raises(ConfigError, match=r"training\.optimizer is .*; write the old value"):
         open_folder(runs[2], "auto")
+
+
+def edit_budget(run: RunConfig, **keys: object) -> None:
+    budget = {**run.to_data()["budget"], **keys}  # type: ignore[dict-item]
+    path = Path(run.run.run_url) / "config.yaml"
+    path.write_text(run.with_budget(budget, "edit").to_yaml())
+
+
+def test_an_edited_budget_stays_when_the_unchanged_file_is_submitted_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = config(tmp_path)
+    open_folder(run, "auto")
+    edit_budget(run, total_usd=9.0, horizon_hours=7)
+    assert open_folder(run, "auto") is None
+    kept = RunConfig.load(f"{run.run.run_url}/config.yaml").budget
+    assert (kept.total_usd, kept.horizon_hours) == (9.0, 7.0)
+    assert "budget.total_usd: 5 -> 9, as it was edited in" in caplog.text
+    assert RunConfig.load(f"{run.run.run_url}/submitted.yaml") == run
+
+
+def test_what_the_submitted_file_says_otherwise_than_before_wins_key_by_key(
+    tmp_path: Path,
+) -> None:
+    run = config(tmp_path)
+    open_folder(run, "auto")
+    edit_budget(run, total_usd=9.0, horizon_hours=7)
+    open_folder(config(tmp_path, total=6.0), "auto")
+    kept = RunConfig.load(f"{run.run.run_url}/config.yaml").budget
+    assert (kept.total_usd, kept.horizon_hours) == (6.0, 7.0)
+    open_folder(config(tmp_path, total=6.0), "auto")
+    assert RunConfig.load(f"{run.run.run_url}/config.yaml").budget == kept
+
+
+def test_other_sections_edited_in_the_folder_do_not_bind_a_resumed_run(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    open_folder(run, "auto")
+    path = Path(run.run.run_url) / "config.yaml"
+    path.write_text(config(tmp_path, batch=16).to_yaml())
+    assert open_folder(run, "auto") is None
+    assert RunConfig.load(path) == run
+
+
+def test_a_budget_in_the_folder_that_cannot_be_followed_is_told_before_the_run_starts(
+    tmp_path: Path,
+) -> None:
+    run = config(tmp_path)
+    open_folder(run, "auto")
+    path = Path(run.run.run_url) / "config.yaml"
+    path.write_text(path.read_text().replace("total_usd: 5.0", "total_usd: -5"))
+    with pytest.raises(ConfigError, match=r"config\.yaml: budget.total_usd is -5"):
+        open_folder(run, "auto")
+
+
+def test_a_folder_of_a_version_that_knew_no_submitted_file_goes_on(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    open_folder(run, "auto")
+    (Path(run.run.run_url) / "submitted.yaml").unlink()
+    assert open_folder(config(tmp_path, total=7.0), "auto") is None
+    assert RunConfig.load(f"{run.run.run_url}/config.yaml").budget.total_usd == 7.0

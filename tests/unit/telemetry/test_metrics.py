@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from benchmarks.builders import make_device, make_group, make_plan
+from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import (
     CommittedStep,
     DecisionKind,
-    Rates,
     RunEvent,
     SlotJournal,
     SlotRecord,
     StepReport,
 )
-from orchestrator.core.view import DeviceView
+from orchestrator.core.view import DeviceView, Rates
 from orchestrator.errors import ConfigError
 from orchestrator.telemetry.exporter import Exporter, RunFacts
 from orchestrator.telemetry.metrics import METRICS, REASONS, MetricsOptions
@@ -39,8 +39,7 @@ BOUNDED_LABELS = {
     "strategy", "status", "version", "of", "where", "source",
     "metric"}  # fmt: skip
 FACTS = RunFacts(
-    strategy="joint", budget_usd_per_hour=4.0, budget_usd=8.0, zone_of_pool={"gpu": "z1"},
-    num_samples=1000,
+    strategy="joint", zone_of_pool={"gpu": "z1"}, num_samples=1000,
 )  # fmt: skip
 DEVICES = [make_device(f"gpu-{i}") for i in range(3)]
 
@@ -96,6 +95,7 @@ def make_record(num_devices: int = 3) -> SlotRecord:
         time_constant_s=7200.0,
         coherence_s=1800.0,
         overhead_ratio=0.04,
+        budget=BudgetOptions(average_per_hour_usd=4.0, horizon_hours=2.0),
     )
 
 

@@ -52,10 +52,5 @@ def installed(requirements: list[Requirement]) -> set[str]:
 def test_every_licence_in_the_closure_is_permissive_or_holds_for_its_own_files_alone() -> None:
     names = installed(wanted())
     assert len(names) > len(PROJECT["dependencies"])
-    strange = {
-        name: part
-        for name in names
-        for part in licences(name)
-        if not may_be_used(part)
-    }
+    strange = {name: part for name in names for part in licences(name) if not may_be_used(part)}
     assert strange == {}

@@ -140,6 +140,13 @@ def find_module(name: str, search: list[str]) -> ModuleSpec | None:
 
 
 def _cluster_problems(cluster: ClusterOptions) -> Iterator[str]:
+    if cluster.autoscaler.enabled and cluster.source != "ray":
+        yield (
+            f"cluster.autoscaler.enabled with cluster.source: {cluster.source}: only the devices "
+            "of a Ray cluster come and go when asked; remove it, or write source: ray"
+        )
+    elif cluster.autoscaler.enabled and not any(offer.max_count for offer in cluster.offers):
+        yield "cluster.autoscaler.enabled, but no offer has max_count; add it to the pools to grow"
     for index, offer in enumerate(cluster.offers):
         if offer.max_price_per_hour is not None:
             yield f"cluster.offers[{index}].max_price_per_hour: {NOT_YET}; remove it"

@@ -3,12 +3,13 @@
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 from orchestrator.control.faults import Fault
+from orchestrator.control.scaling import AutoscalerOptions
 from orchestrator.core.durable import CheckpointManifest
 from orchestrator.core.slot import Decision, Observation
 
@@ -66,6 +67,12 @@ class OfferOptions:
     count: int = 1
     """Devices of the pool. 0: this is a price only, in a file that others include or overlay."""
 
+    min_count: int = 0
+    """With ``cluster.autoscaler``: so many devices of the pool are never given back."""
+
+    max_count: int | None = None
+    """With ``cluster.autoscaler``: the pool may grow to so many devices; absent: let it alone."""
+
     devices_per_node: int = 1
     """How many of them one node has."""
 
@@ -109,6 +116,11 @@ class OfferOptions:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} is {value} in pool {self.pool!r}; it must be positive")
+        if self.max_count is not None and not 0 <= self.min_count <= self.max_count:
+            raise ValueError(
+                f"min_count is {self.min_count} and max_count {self.max_count} in pool "
+                f"{self.pool!r}; write 0 <= min_count <= max_count"
+            )
         if not self.minimum_s >= 0:
             raise ValueError(f"minimum_s is {self.minimum_s}; it must not be negative")
 
@@ -235,6 +247,8 @@ class ClusterOptions:
 
     profile: str | None = None
     """A profile file; measured at the start when absent."""
+
+    autoscaler: AutoscalerOptions = field(default_factory=AutoscalerOptions)
 
     def __post_init__(self) -> None:
         if not self.offers and self.source != "ray":

@@ -45,6 +45,8 @@ class Choice:
     solve_s: float = 0.0
     marginal_values: "MarginalValues | None" = None
     fallbacks: tuple[str, ...] = ()
+    requested: tuple[tuple[str, int], ...] = ()
+    """Devices that are wished for, by pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from orchestrator.control.chooser import CAP_REACHED, Choice, Chooser, incumbent
 from orchestrator.control.headway import Headway
 from orchestrator.control.records import Settled, all_done, make_record
 from orchestrator.control.recovery import judge
+from orchestrator.control.scaling import Autoscaler, Scene
 from orchestrator.control.statement import control_state, totals
 from orchestrator.control.survey import standing_text
 from orchestrator.core.budget import BudgetOptions
@@ -68,6 +69,7 @@ class ControlLoop:
     cluster: ClusterState
     model: ModelProfile
     state: ControlState | None = None
+    autoscaler: Autoscaler | None = None
     sinks: Sequence[Callable[[SlotRecord], None]] = ()
     save: Callable[[ControlState], None] = _ignore
     book: Callable[[SlotJournal], None] = _ignore
@@ -120,6 +122,7 @@ class ControlLoop:
             exhausted = self._exhausted(choice.decision, slot)
             if not exhausted:
                 self._hand_over(choice)
+                choice = self._scaled(choice)
                 self.save(self._state())
                 self.is_billed = False
                 self.backend.apply(choice.decision)
@@ -315,6 +318,20 @@ class ControlLoop:
         changes = () if self._waits_on(decision) else scribe.decision(decision)
         self.book(SlotJournal(events=(*fallbacks, *changes)))
         self._incumbent, self._decision = decision.plan, decision
+
+    def _scaled(self, choice: Choice) -> Choice:
+        """Wish for the devices that pay, and give back those that no plan uses."""
+        if self.autoscaler is None:
+            return choice
+        cluster, scribe = self._books.estimator.cluster, self._books.scribe
+        staying = (d for d in cluster.devices if d.device_id not in self._books.leaving)
+        decision, there = choice.decision, replace(cluster, devices=tuple(staying))
+        scene = Scene(there, decision.plan, decision.predicted.step_s, choice.marginal_values)
+        scaling = self.autoscaler.follow(scene)
+        if scaling.reasons:
+            events = (scribe.note("scale", reason) for reason in scaling.reasons)
+            self.book(SlotJournal(events=tuple(events)))
+        return replace(choice, requested=tuple(scaling.counts.items()))
 
     def _waits_on(self, decision: Decision) -> bool:
         """Whether nothing runs for the same cause as before, which is no news."""

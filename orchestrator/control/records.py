@@ -135,6 +135,7 @@ def make_record(slot: Settled, choice: "Choice", totals: Totals, clock: Clock) -
         coherence_s=None if totals.coherence_s is None else clock.billed_s(totals.coherence_s),
         overhead_ratio=totals.overhead_ratio,
         budget=totals.budget,
+        requested=choice.requested,
     )
 
 

@@ -232,9 +232,7 @@ class StepEstimate:
     update_s: float = 0.0
     egress_usd_per_s: float = 0.0
     peak_memory_bytes: tuple[tuple[str, int], ...] = ()  # per device in use
-    compute_s: tuple[
-        tuple[str, float], ...
-    ] = ()  # per device in use, of one step, as slow as it is
+    compute_s: tuple[tuple[str, float], ...] = ()  # per device in use, of one step
     interpolated: bool = False  # some time was interpolated or priced from FLOP
     surcharge_usd_per_s: float = 0.0  # blocks that it would begin, less time paid ahead
 
@@ -322,6 +320,7 @@ class SlotRecord:
     coherence_s: float | None = None  # for how long prices and speeds last; None: not known
     overhead_ratio: float = 0.0  # of the time that plans are held, what makes no samples
     budget: BudgetOptions | None = None  # in force from now on
+    requested: tuple[tuple[str, int], ...] = ()  # devices that are wished for, by pool
 
 
 OutcomeStatus = Literal["finished", "budget", "stopped"]
@@ -361,7 +360,7 @@ class CommittedStep:
 RunEventKind = Literal[
     "started", "resumed", "code", "joined", "lost", "notice", "failed", "straggler", "recovered",
     "replan", "price", "fallback", "checkpoint", "skipped", "alarm", "warning", "finished",
-    "budget", "stopped", "budget_changed",
+    "budget", "stopped", "budget_changed", "scale",
 ]  # fmt: skip
 
 

@@ -120,6 +120,7 @@ def slot_data(record: SlotRecord) -> dict[str, Json]:
         "time_constant_s": record.time_constant_s,
         "coherence_s": record.coherence_s,
         "overhead_ratio": record.overhead_ratio,
+        "requested": dict(record.requested),
         "price_age_s": dict(record.price_age_s),
         "marginal_values": dict(record.marginal_values),
         "spent_usd": record.spent_usd,

@@ -68,6 +68,8 @@ def head_figures(found: RunFound) -> Mapping[str, str]:
         shown["idle but present"] = (
             f"{figures.usd(found.standing_usd)}: releasing those devices would have saved it"
         )
+    if scaled := [str(event["detail"]) for event in found.events if event["kind"] == "scale"]:
+        shown["devices asked for"] = f"changed {len(scaled)} times; last: {scaled[-1]}"
     if found.late_ratio is not None:
         shown["late emulated operations"] = figures.percent(found.late_ratio)
     return shown

@@ -70,6 +70,9 @@ class Place:
     node_id: str = ""
     """What the run calls that node."""
 
+    resource: str | None = None
+    """A custom resource of the node: the worker takes one, and Ray sees that the node is used."""
+
 
 @dataclass(slots=True)
 class Member:
@@ -138,6 +141,8 @@ class Starter:
     def start(self, place: Place, arguments: tuple[object, ...]) -> Member:
         """Start one; returns before it is up."""
         options = {"num_gpus": place.num_gpus, **_where(place.ray_node_id)}
+        if place.resource is not None:
+            options["resources"] = {place.resource: 1.0}
         return Member(self._shell.options(**options).remote(*arguments), self._actors, place)
 
 

@@ -20,6 +20,7 @@ from orchestrator.reports.live import View
 from orchestrator.runtime.folder import alone_in, open_folder
 from orchestrator.runtime.life import HeadDiedError, live
 from orchestrator.runtime.news import Comparing
+from orchestrator.runtime.provisioner import asking
 from orchestrator.runtime.session import ray_session
 from orchestrator.runtime.signals import StopSignals, stay
 from orchestrator.telemetry.discovery import withdraw
@@ -66,7 +67,8 @@ def _run_alone(config: RunConfig, view: View | None, comparing: Comparing | None
     try:
         with signals.caught(), ray_session(num_devices):
             signals.catch()  # again: ray.init has put a handler of its own in place for SIGTERM
-            return _run_head(config, view, comparing, signals)
+            with asking(config.cluster.autoscaler):
+                return _run_head(config, view, comparing, signals)
     except SystemExit as end:
         if end.code != signal.SIGTERM:
             raise

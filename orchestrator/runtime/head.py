@@ -35,6 +35,7 @@ from orchestrator.runtime.evaluations import Evaluations
 from orchestrator.runtime.news import Comparing, Cursor, Feed, HeadNews
 from orchestrator.runtime.processes import head_injector
 from orchestrator.runtime.progress import Meter, RunClock
+from orchestrator.runtime.provisioner import autoscaler_of
 from orchestrator.runtime.result import result_figures
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.setup import set_up
@@ -257,6 +258,7 @@ class Head:
             cluster=rig.cluster,
             model=rig.model,
             state=state,
+            autoscaler=autoscaler_of(self._config, rig),
             sinks=(self._record, exporter.slot),
             save=self._save,
             book=book,

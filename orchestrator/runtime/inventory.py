@@ -9,6 +9,10 @@ from orchestrator.core.products import product_kind
 from orchestrator.errors import ConfigError
 
 KIND_LABEL, POOL_LABEL, ZONE_LABEL = "lyray.kind", "lyray.pool", "lyray.zone"
+POOL_RESOURCE = "lyray.pool."
+"""How the custom resource begins that names a node's pool, one for every device: what Ray's
+autoscaler can be asked for, and what its node types can have where they cannot have labels."""
+
 _ACCELERATOR = "accelerator_type:"
 _LABEL_IT = f"start it with --labels {KIND_LABEL}=KIND,{POOL_LABEL}=POOL"
 
@@ -47,12 +51,13 @@ class FoundNode:
 
     ray_node_id: str
     name: str
-    kind: str
+    kind: str | None  # None: that of its pool's offer
     pool: str | None
     zone: str | None
     num_devices: int
     num_gpus: int  # 0: its devices are processors, one worker each
     num_threads: int  # of each device's worker
+    resource: str | None = None  # of which each device's worker takes one
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ class FoundDevice:
     ray_node_id: str
     num_gpus: int
     num_threads: int
+    resource: str | None = None
 
 
 @dataclass(slots=True)
@@ -107,10 +113,11 @@ def found_nodes(
 ) -> tuple[FoundNode, ...]:
     """Return the nodes that offer devices, from dictionaries as ``ray.nodes()`` returns them.
 
-    A node counts when it is alive and has a label ``lyray.kind`` or GPUs of a known kind, as
-    their driver calls them, else as the accelerator type says that Ray reports. It has as many
-    devices as GPUs; a labelled node without GPUs has as many as its resource ``lyray`` says, else
-    one. They share the CPUs that the node offers to Ray.
+    A node counts when it is alive and has a label ``lyray.kind``, a custom resource
+    ``lyray.pool.POOL``, or GPUs of a known kind, as their driver calls them, else as the
+    accelerator type says that Ray reports. It has as many devices as of that resource, or as
+    GPUs; a labelled node without either has as many as its resource ``lyray`` says, else one.
+    They share the CPUs that the node offers to Ray.
 
     Args:
         nodes: The dictionaries.
@@ -132,28 +139,31 @@ def found_nodes(
         if told is None:
             continue
         try:
+            pool = _pool(name, labels, resources)
             kind = labels.get(KIND_LABEL) or _gpu_kind(name, told, labels, resources)
         except ConfigError as error:
             if refuse is None:
                 raise
             refuse(str(error))
             continue
-        if kind is None:
+        resource = f"{POOL_RESOURCE}{pool}" if f"{POOL_RESOURCE}{pool}" in resources else None
+        if kind is None and resource is None:
             continue
-        num_devices = num_gpus or int(resources.get("lyray", 1))
+        num_devices = num_gpus or int(resources.get(resource or "lyray", 1))
         found.append(
             FoundNode(
                 ray_node_id=str(node["NodeID"]),
                 name=name,
                 kind=kind,
-                pool=labels.get(POOL_LABEL),
+                pool=pool,
                 zone=labels.get(ZONE_LABEL),
                 num_devices=num_devices,
                 num_gpus=num_gpus,
                 num_threads=max(1, int(resources.get("CPU", 1)) // max(1, num_devices)),
+                resource=resource,
             )
         )
-    return tuple(sorted(found, key=lambda n: (n.pool or "", n.kind, n.name, n.ray_node_id)))
+    return tuple(sorted(found, key=lambda n: (n.pool or "", n.kind or "", n.name, n.ray_node_id)))
 
 
 def price_nodes(
@@ -247,6 +257,7 @@ def _devices(
                 ray_node_id=node.ray_node_id,
                 num_gpus=1 if node.num_gpus else 0,
                 num_threads=node.num_threads,
+                resource=node.resource,
             )
 
 
@@ -255,7 +266,7 @@ def _offer_of(node: FoundNode, offers: Sequence[OfferOptions]) -> OfferOptions:
     if node.pool is not None:
         fitting = [o for o in offers if o.pool == node.pool]
         wanted = f"pool {node.pool!r}"
-        if fitting and fitting[0].kind != node.kind:
+        if fitting and node.kind not in (None, fitting[0].kind):
             raise ConfigError(
                 f"Ray node {node.name} says kind {node.kind!r}, but cluster.offers prices pool "
                 f"{node.pool!r} as kind {fitting[0].kind!r}; make them agree"
@@ -264,7 +275,7 @@ def _offer_of(node: FoundNode, offers: Sequence[OfferOptions]) -> OfferOptions:
         fitting = [o for o in offers if o.kind == node.kind]
         wanted = f"kind {node.kind!r}"
     if not fitting:
-        sheet = known_kinds().get(node.kind)
+        sheet = known_kinds().get(node.kind or "")
         usual = f" (usual: {'; '.join(map(str, sheet.prices))})" if sheet and sheet.prices else ""
         raise ConfigError(
             f"Ray node {node.name} has {node.num_devices} device(s) of {wanted} without a price; "
@@ -288,6 +299,29 @@ def _as_found(offer: OfferOptions, members: Sequence[FoundNode]) -> OfferOptions
     )
 
 
+def _pool(name: str, labels: Mapping[str, str], resources: Mapping[str, float]) -> str | None:
+    """The pool that a label names, or a custom resource of which each device has one."""
+    named, num_gpus = _named_pools(resources), int(resources.get("GPU", 0))
+    label = labels.get(POOL_LABEL)
+    if len({*named, *([label] if label else [])}) > 1:
+        raise ConfigError(
+            f"Ray node {name} is of several pools ({', '.join(sorted({*named, label or named[0]}))}"
+            f"); give it one, by its label {POOL_LABEL} and its resource {POOL_RESOURCE}POOL"
+        )
+    for pool in named:
+        amount = int(resources[f"{POOL_RESOURCE}{pool}"])
+        if num_gpus and amount != num_gpus:
+            raise ConfigError(
+                f"Ray node {name} has {num_gpus} GPUs and {amount} of its resource "
+                f"{POOL_RESOURCE}{pool}; give it as many"
+            )
+    return label or next(iter(named), None)
+
+
+def _named_pools(resources: Mapping[str, float]) -> list[str]:
+    return [r.removeprefix(POOL_RESOURCE) for r in resources if r.startswith(POOL_RESOURCE)]
+
+
 def _gpu_kind(
     name: str,
     told: Sequence[Product],
@@ -297,7 +331,7 @@ def _gpu_kind(
     """The kind of an unlabelled node's GPUs; None: it has none, nor any other accelerator."""
     kind, num_gpus = _told_kind(name, told), int(resources.get("GPU", 0))
     kind = kind or _accelerator_kind(labels, resources)
-    if kind is None and num_gpus:
+    if kind is None and num_gpus and not _named_pools(resources):
         raise ConfigError(f"Ray node {name} has {num_gpus} GPUs of unknown type; {_LABEL_IT}")
     return kind
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -146,6 +146,30 @@ class RayPresence:
         self._looked_s, self._now_s = float("-inf"), 0.0
         self._refused: set[str] = set()
         self._taken: frozenset[str] = frozenset()  # gone, after notice
+        self._found: tuple[FoundDevice, ...] = ()  # at the last look, those given back among them
+        self._given_back: dict[str, float] = {}  # Ray nodes, and when they are no longer used
+
+    def give_back(
+        self, released: Collection[str], counts: Mapping[str, int], grace_s: float
+    ) -> None:
+        """Use these devices no longer, and use others that were given back where they are wanted.
+
+        Args:
+            released: Devices, all of a node; they are under notice for ``grace_s``.
+            counts: How many devices of each pool are wanted.
+            grace_s: Time for the plan to do without them.
+        """
+        nodes = {one.ray_node_id for one in self._found if one.device_id in released}
+        self._given_back |= dict.fromkeys(nodes, self._now_s + grace_s)
+        for pool, count in counts.items():
+            mine = [one.ray_node_id for one in self._found if one.pool == pool]
+            kept = [node for node in mine if node not in self._given_back]
+            back = [node for node in dict.fromkeys(mine) if node in self._given_back]
+            while len(kept) < count and back:
+                node = back.pop()
+                del self._given_back[node]
+                kept += [node] * mine.count(node)
+        self._looked_s = float("-inf")
 
     def look(self, next_step: int, now_s: float) -> Sight:
         """What is there; asked of Ray once in ``POLL_S`` at most."""
@@ -159,9 +183,12 @@ class RayPresence:
         nodes = tuple(self._nodes())
         seen = found_nodes(nodes, self._refuse, self._products.ask(nodes))
         found = number_nodes(seen, self._options, self._numbering, self._refuse)
-        draining_s = _draining(now_s)
+        leaving_nodes_s = {**_draining(now_s), **self._given_back}
+        self._found = found
         present, leaving_s = {}, dict(self._board.read(now_s))
         for one in found:
+            if self._given_back.get(one.ray_node_id, now_s + 1.0) <= now_s:
+                continue
             if one.pool not in self._like:
                 self._refuse(f"pool {one.pool!r} had no device when the run started; restart it")
                 continue
@@ -171,8 +198,8 @@ class RayPresence:
                 like, device_id=one.device_id, node_id=one.node_id, memory_bytes=memory_bytes
             )
             present[one.device_id] = Present(device, place_of(one))
-            if one.ray_node_id in draining_s:
-                leaving_s[one.device_id] = draining_s[one.ray_node_id]
+            if one.ray_node_id in leaving_nodes_s:
+                leaving_s[one.device_id] = leaving_nodes_s[one.ray_node_id]
         self._taken = (self._taken | self._sight.leaving_s.keys()) - present.keys()
         return Sight(present, {d: s for d, s in leaving_s.items() if d in present})
 
@@ -198,7 +225,12 @@ class RayPresence:
 def place_of(found: FoundDevice) -> Place:
     """Where the worker of a device starts."""
     return Place(
-        found.device_id, found.ray_node_id, found.num_gpus, found.num_threads, found.node_id
+        found.device_id,
+        found.ray_node_id,
+        found.num_gpus,
+        found.num_threads,
+        found.node_id,
+        found.resource,
     )
 
 

@@ -6,7 +6,7 @@ from orchestrator.core.cluster import ClusterState
 from orchestrator.core.code import Code
 from orchestrator.core.model import ModelProfile
 from orchestrator.runtime.crew import Crew
-from orchestrator.runtime.presence import Presence
+from orchestrator.runtime.presence import Presence, RayPresence
 from orchestrator.runtime.truth import EmulatedTruth
 
 
@@ -31,6 +31,9 @@ class Rig:
 
     code: Code
     """What all workers have loaded."""
+
+    nodes: RayPresence | None = None
+    """The nodes that may be given back; None where devices are emulated."""
 
     evaluation_samples: int = 0
     """Of the evaluation dataset; 0 where none is evaluated."""

@@ -161,11 +161,10 @@ def set_up(
         billing_speedup=config.emulation.billing_speedup,
     )
     board = NoticeBoard(config.failure.notices)
-    presence: Presence = (
-        EmulatedPresence(truth, _here(actors), board)
-        if emulated
-        else RayPresence(found.options, cluster, found.numbering, board, actors.nodes, products)
-    )
+    nodes: RayPresence | None = None
+    if not emulated:
+        nodes = RayPresence(found.options, cluster, found.numbering, board, actors.nodes, products)
+    presence: Presence = nodes or EmulatedPresence(truth, _here(actors), board)
     if config.cluster.price_feed is not None:
         feed = PriceFeed(
             make_source(config.cluster.price_feed, [o.pool for o in config.cluster.offers]),
@@ -181,6 +180,7 @@ def set_up(
         cluster=cluster,
         model=model,
         presence=presence,
+        nodes=nodes,
         truth=truth if emulated else None,
         num_steps=math.ceil(num_samples / config.training.global_batch),
         num_samples=num_samples,

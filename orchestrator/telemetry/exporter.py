@@ -221,6 +221,7 @@ class Exporter:
                 counts[view.kind, view.pool, view.state] += 1
         present = [view for view in record.devices if view.state != "lost"]
         self._set_all("devices", counts)
+        self._set_all("requested_devices", {(p,): float(n) for p, n in record.requested})
         self._set_all("device_slowdown_ratio", {(v.device_id,): v.slowdown for v in present})
         self._set_all("device_straggler", {(v.device_id,): float(v.straggler) for v in present})
         up: Series = {(v.device_id,): float(v.state != "lost") for v in record.devices}

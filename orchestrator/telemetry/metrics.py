@@ -69,6 +69,7 @@ METRICS: Mapping[str, Metric] = {
     "prediction_error_ratio": Metric("gauge", "Measured over predicted step time, less one."),
     "predicted_samples_per_second": Metric("gauge", "Rate the planner predicted for the slot."),
     "predicted_cost_usd_per_hour": Metric("gauge", "Cost the planner predicted for the slot."),
+    "requested_devices": Metric("gauge", "Devices the autoscaler is asked for.", ("pool",)),
     "devices": Metric("gauge", "Devices by what they do.", ("kind", "pool", "state")),
     "device_slowdown_ratio": Metric(
         "gauge", "Measured over own predicted compute time; 1: as predicted.", ("device",)

@@ -1,5 +1,6 @@
 """A Ray cluster with one raylet on each node of a ``machine``, and lyray's command on the first."""
 
+import json
 import os
 import signal
 import subprocess
@@ -33,7 +34,13 @@ class RayNodes:
     """Raylets, each on a node of its own; the first one serves the cluster."""
 
     def __init__(
-        self, nodes: Sequence[Node], folder: Path, *, token: str | None = None, jobs: bool = False
+        self,
+        nodes: Sequence[Node],
+        folder: Path,
+        *,
+        token: str | None = None,
+        jobs: bool = False,
+        provided: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         """Take over nodes without limits: a raylet has 30 s to come up.
 
@@ -42,6 +49,7 @@ class RayNodes:
             folder: Empty, and its path short: the path of a socket has 107 bytes at most.
             token: Whoever speaks to Ray has to have it; None: anybody may.
             jobs: Whether the head takes jobs.
+            provided: Node types that Ray's autoscaler may start beside them, on the first node.
         """
         self.nodes = tuple(nodes)
         self.address = f"{nodes[0].address}:{PORT}"
@@ -52,6 +60,12 @@ class RayNodes:
         # Entrypoints of jobs are looked up where the raylets were started.
         commands = f"{Path(sys.executable).parent}{os.pathsep}"
         self.environment["PATH"] = commands + self.environment.get("PATH", os.defpath)
+        self._autoscaling: list[str] = []
+        if provided is not None:
+            file = folder / "autoscaling.json"
+            file.write_text(json.dumps(_autoscaling(provided, self.address)))
+            self._autoscaling = ["--autoscaling-config", str(file)]
+            self.environment |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
         if token is not None:
             self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
@@ -92,6 +106,7 @@ class RayNodes:
         role = ["--address", self.address]
         if index == 0:
             role = ["--head", "--port", str(PORT), f"--include-dashboard={self._jobs}"]
+            role += self._autoscaling
         self._log(index).write_text("")
         options = {
             "--node-ip-address": node.address,
@@ -112,3 +127,31 @@ class RayNodes:
 
     def _log(self, index: int) -> Path:
         return self._folder / f"node{index}.log"
+
+
+_LISTS = (
+    "cluster_synced_files", "file_mounts_sync_continuously", "initialization_commands",
+    "setup_commands", "head_setup_commands", "worker_setup_commands", "head_start_ray_commands",
+    "worker_start_ray_commands", "rsync_exclude", "rsync_filter",
+)  # fmt: skip
+
+
+def _autoscaling(provided: Mapping[str, Mapping[str, object]], address: str) -> dict[str, object]:
+    """A file for Ray's autoscaler whose provider starts raylets as processes of this machine."""
+    head = {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0}
+    return {
+        "cluster_name": "provided",
+        "max_workers": 4,
+        "idle_timeout_minutes": 0.05,
+        "provider": {
+            "type": "fake_multinode",
+            "gcs_address": address,
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+            "use_node_id_as_ip": True,
+        },
+        "available_node_types": {"ray.head.default": head, **provided},
+        "head_node_type": "ray.head.default",
+        **{name: {} for name in ("auth", "docker", "file_mounts")},
+        **{name: [] for name in _LISTS},
+    }

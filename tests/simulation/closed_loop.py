@@ -7,6 +7,7 @@ from functools import cache
 from benchmarks.builders import make_cluster, make_device, make_profile
 from orchestrator.control.books import LoopOptions
 from orchestrator.control.loop import ControlLoop
+from orchestrator.control.scaling import Autoscaler
 from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.cluster import ClusterState, Link, Offer
 from orchestrator.core.durable import ControlState, LedgerEntry
@@ -106,12 +107,13 @@ def rehearsal(  # noqa: PLR0913 - a builder names every choice
     stopwatch: Callable[[], float] = lambda: 0.0,
     price_max_age_s: float | None = None,
     max_failures: int = -1,
+    autoscaler: Autoscaler | None = None,
 ) -> Rehearsal:
     """The demo cluster under a budget; ``state`` and ``backend`` continue an earlier one."""
     cluster, model = cluster or demo_cluster(), demo_model()
     control = control or ControlOptions(slot_s=SLOT_S)
     num_steps = -(-num_samples // GLOBAL_BATCH)
-    training = _training(num_steps)
+    training = training_of(num_steps)
     backend = backend or SimulatedBackend(
         cluster,
         model,
@@ -143,6 +145,7 @@ def rehearsal(  # noqa: PLR0913 - a builder names every choice
         cluster=cluster,
         model=model,
         state=state,
+        autoscaler=autoscaler,
         sinks=(records.append,),
         save=states.append,
         stopwatch=stopwatch,
@@ -181,7 +184,7 @@ class Menu:
 @cache
 def _menu() -> tuple[tuple[Group, ...], ...]:
     """Plans of the demo cluster that no cheaper one outruns."""
-    problem = first_problem(demo_cluster(), demo_model(), _training(1))
+    problem = first_problem(demo_cluster(), demo_model(), training_of(1))
     seen = plans_of_all_prices(Explorer(), problem, lambda: False)
     best: dict[tuple[Group, ...], float] = {}
     for trial in sorted(seen, key=lambda t: t.estimate.cost_usd_per_s):
@@ -191,7 +194,7 @@ def _menu() -> tuple[tuple[Group, ...], ...]:
     return tuple(best)
 
 
-def _training(num_steps: int) -> TrainingOptions:
+def training_of(num_steps: int) -> TrainingOptions:
     return TrainingOptions(
         task="examples:task", global_batch=GLOBAL_BATCH, microbatch=2, steps=num_steps
     )

@@ -238,3 +238,51 @@ def test_nodes_of_unlike_size_do_not_share_a_pool() -> None:
 def test_a_cluster_without_devices_says_how_to_label_them() -> None:
     with pytest.raises(ConfigError, match=r"no Ray node has GPUs or a label lyray\.kind"):
         price_nodes((), offers(("p", "cpu")))
+
+
+def test_a_custom_resource_names_pool_and_number_and_the_offer_the_kind() -> None:
+    """Where node types cannot have labels, and what Ray's autoscaler can be asked for."""
+    nodes = [
+        ray_node("a", resources={"lyray.pool.small": 2.0}),
+        ray_node("b", labels={"lyray.kind": "a100-40"}),
+        ray_node("c"),
+    ]
+    found = found_nodes(nodes)
+    assert [(n.name, n.pool, n.kind, n.num_devices) for n in found] == [
+        ("b", None, "a100-40", 1),
+        ("a", "small", None, 2),
+    ]
+    options, devices = price_nodes(found, offers(("big", "a100-40"), ("small", "t4")))
+    assert [(offer.pool, offer.kind, offer.count) for offer in options.offers] == [
+        ("big", "a100-40", 1),
+        ("small", "t4", 2),
+    ]
+    assert [(d.device_id, d.num_threads, d.resource) for d in devices] == [
+        ("big-0", 8, None),
+        ("small-0", 4, "lyray.pool.small"),
+        ("small-1", 4, "lyray.pool.small"),
+    ]
+
+
+def test_gpus_of_a_pool_named_by_a_resource_need_no_other_name() -> None:
+    named = ray_node("a", resources={"GPU": 2.0, "lyray.pool.small": 2.0})
+    (found,) = found_nodes([named])
+    assert (found.kind, found.num_devices, found.num_gpus) == (None, 2, 2)
+    typed = ray_node("b", resources={"GPU": 1, "lyray.pool.small": 1, "accelerator_type:V100": 1})
+    with pytest.raises(ConfigError, match=r"says kind 'v100-16', but cluster\.offers prices pool"):
+        price_nodes(found_nodes([typed]), offers(("small", "t4")))
+
+
+@pytest.mark.parametrize(
+    ("labels", "resources", "message"),
+    [
+        ({"lyray.pool": "big"}, {"lyray.pool.small": 1.0}, r"several pools \(big, small\)"),
+        ({}, {"lyray.pool.a": 1.0, "lyray.pool.b": 1.0}, r"several pools \(a, b\)"),
+        ({}, {"lyray.pool.a": 1.0, "GPU": 4.0}, r"4 GPUs and 1 of its resource lyray\.pool\.a"),
+    ],
+)
+def test_resources_that_contradict_are_refused(
+    labels: dict[str, str], resources: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        found_nodes([ray_node("a", labels=labels, resources=resources)])

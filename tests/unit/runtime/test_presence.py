@@ -109,6 +109,33 @@ def test_a_device_on_demand_that_went_after_notice_was_taken_away(
     assert set(looking.look(0, 3.0).present) == {"p-0", "p-1"}
 
 
+def test_a_device_given_back_is_left_in_time_and_used_again_when_more_are_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The node is still there, and what leaves it alone is what lets Ray's autoscaler take it."""
+    monkeypatch.setattr(module, "_draining", lambda now_s: {})
+    monkeypatch.setattr(module, "POLL_S", -1.0)
+    offers = (OfferOptions(pool="p", kind="t4", price_per_hour=1.0),)
+    links = (LinkOptions(within="zone", bandwidth_gbytes_per_s=1.0),)
+    numbering, nodes = Numbering(), [ray_node("a"), ray_node("b"), ray_node("c")]
+    described = ClusterOptions(source="ray", offers=offers, links=links)
+    options, _ = price_nodes(found_nodes(nodes), described, numbering)
+    looking = RayPresence(
+        options, build_cluster(options), numbering, NoticeBoard(None), lambda: nodes, Products()
+    )
+    looking.look(0, 1.0)
+    looking.give_back({"p-1", "p-2"}, {"p": 1}, 10.0)
+    sight = looking.look(0, 2.0)
+    assert sight.leaving_s == {"p-1": 11.0, "p-2": 11.0}
+    assert set(looking.look(0, 12.0).present) == {"p-0"}
+    assert looking.is_preemption("p-1"), "nobody broke it"
+    looking.give_back(frozenset(), {"p": 2}, 10.0)
+    sight = looking.look(0, 13.0)
+    assert (len(sight.present), sight.leaving_s) == (2, {})
+    nodes.append(ray_node("d"))
+    assert len(looking.look(0, 14.0).present) == 3
+
+
 @pytest.mark.parametrize("spot", [False, True])
 def test_a_spot_device_that_vanishes_was_taken_away_and_one_whose_process_died_was_not(
     spot: bool,

@@ -33,6 +33,7 @@ COUNTS_AND_STATES = {
     "loss", "grad_norm", "learning_rate", "devices", "device_straggler", "worker_up", "generation",
     "groups", "stages", "num_microbatches", "plan_info", "penalty_weight", "lease_samples",
     "build_info", "evaluation", "evaluation_step", "best_evaluation_step",
+    "requested_devices",
 }  # fmt: skip
 BOUNDED_LABELS = {
     "group", "phase", "device", "kind", "pool", "state", "zone", "reason", "decision", "schedule",
@@ -96,6 +97,7 @@ def make_record(num_devices: int = 3) -> SlotRecord:
         coherence_s=1800.0,
         overhead_ratio=0.04,
         budget=BudgetOptions(average_per_hour_usd=4.0, horizon_hours=2.0),
+        requested=(("gpu", 3),),
     )
 
 

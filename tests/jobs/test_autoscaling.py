@@ -1,0 +1,131 @@
+"""A run on Ray's autoscaler: it asks for a device that pays, uses it, and leaves no request behind.
+
+The provider is the one with which Ray tests its own autoscaler: raylets as processes.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.net.cluster import RayNodes
+from tests.net.machine import nodes, why_not
+from tests.net.runs import Run, start_run
+
+pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
+
+SMALL = {
+    "resources": {"CPU": 1, "lyray.pool.small": 1},
+    "node_config": {},
+    "min_workers": 1,
+    "max_workers": 3,
+}
+OPTIONS = (
+    "cluster.offers=[{pool: own, kind: one, price_per_hour: 1, speed_ratio: 0.01, memory_gib: 4},"
+    " {pool: small, kind: two, price_per_hour: 1, speed_ratio: 0.01, memory_gib: 4, min_count: 1,"
+    " max_count: 2}]",
+    "cluster.links=[{within: zone, latency_s: 0.0003, bandwidth_gbytes_per_s: 0.1}]",
+    "cluster.autoscaler={enabled: true, confirm_slots: 2, idle_slots: 3}",
+)
+
+_ASK = """
+import json, ray
+from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
+from ray.experimental.internal_kv import _internal_kv_get
+ray.init(address="auto", log_to_driver=False)
+nodes = [n for n in ray.nodes() if n["Alive"]]
+print(json.dumps({"small": sum("lyray.pool.small" in n["Resources"] for n in nodes),
+    "asked": json.loads(_internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL) or "null")}))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayNodes]:
+    if reason := why_not():
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="lyray-auto-", dir="/tmp"))  # sockets: a short path
+    try:
+        with nodes(1) as made:
+            raylets = RayNodes(made, folder, provided={"small": SMALL})
+            raylets.start({0: {"lyray.kind": "one", "lyray.pool": "own"}})
+            yield raylets
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def look(cluster: RayNodes, folder: Path) -> dict[str, Any]:
+    """Nodes of the pool that are there, and what Ray's control plane says is asked for."""
+    environment = cluster.environment | {"RAY_ADDRESS": cluster.address}
+    command, output = [sys.executable, "-W", "ignore", "-c", _ASK], folder / "looked"
+    process = cluster.nodes[0].start(command, env=environment, output=output)
+    try:
+        assert process.wait(60) == 0, output.read_text()
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    found: dict[str, Any] = json.loads(output.read_text().splitlines()[-1])
+    return found
+
+
+def test_a_run_asks_for_a_device_that_pays_trains_on_it_and_takes_its_request_back(
+    cluster: RayNodes, tmp_path: Path
+) -> None:
+    """ray-project/ray#24875, #52202, #62483: it never waits for what is PENDING."""
+    jobs = Looks(cluster, tmp_path)
+    jobs.wait_until({"small": 1, "asked": None})
+    prices = tmp_path / "prices.csv"
+    prices.write_text("time_s,pool,price_per_hour\n0,small,1\n")
+    feed = f"cluster.price_feed={{path: {prices}, every_s: 1, max_age_s: 100000}}"
+    options = [part for option in (*OPTIONS, feed) for part in ("--set", option)]
+    run = start_run(cluster, tmp_path, *options, steps=1000)
+    run.wait_until(lambda: "small-1" in used(run))
+    one = {"lyray.pool.small": 1.0}
+    assert look(cluster, tmp_path)["asked"] == [one, one]
+    now_s = run.rows("slots.jsonl")[-1]["time_s"]
+    dearer = [f"{now_s + 3 * n},small,{4.0**n}" for n in range(1, 6)]  # a jump is not believed
+    prices.write_text("\n".join(["time_s,pool,price_per_hour", "0,small,1", *dearer, ""]))
+    run.wait_until(lambda: "given back" in str(run.rows("events.jsonl")))
+    jobs.wait_until({"small": 1, "asked": [one]})  # Ray takes the node away while the run goes on
+    run.process.terminate()
+    assert run.process.wait(90) == 143, run.output.read_text()
+    told = Counter(row["kind"] for row in run.rows("events.jsonl"))
+    assert (told["scale"], told["joined"], told["lost"], told["recovered"]) == (2, 1, 1, 0)
+    asked = [slot["requested"] for slot in run.rows("slots.jsonl")]
+    assert asked[0] == {"small": 1}
+    assert asked[-2:] == [{"small": 1}, {}]
+    steps = run.rows("steps.jsonl")
+    assert [row["step"] for row in steps] == list(range(len(steps)))
+    assert [row["first_sample"] for row in steps] == [48 * row["step"] for row in steps]
+    spent_usd = sum(row["usd"] for row in run.rows("ledger.jsonl"))
+    assert run.result()["spent_usd"] == pytest.approx(spent_usd, abs=1e-9)
+    jobs.wait_until({"small": 1, "asked": []})
+    assert not cluster.actors(0)
+
+
+class Looks:
+    """Looks again and again."""
+
+    def __init__(self, cluster: RayNodes, folder: Path) -> None:
+        self._cluster, self._folder = cluster, folder
+
+    def wait_until(self, wanted: dict[str, Any]) -> None:
+        found: dict[str, Any] = {}
+        for _ in range(30):  # each takes a second or more
+            found = look(self._cluster, self._folder)
+            if found == wanted:
+                return
+        raise AssertionError(f"{found}, not {wanted}")
+
+
+def used(run: Run) -> set[str]:
+    """Devices of the newest plan."""
+    slots = run.rows("slots.jsonl")
+    groups = slots[-1]["next_plan"]["groups"] if slots else []
+    return {d for group in groups for stage in group["stages"] for d in stage["devices"]}

@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 CONFIG ?= examples/byte_gpt.yaml
 BASELINES ?= even-split,proportional,even-pipeline,balanced-pipeline
 
-.PHONY: help venv demo test test-runtime test-ray test-pure lint format dashboards docs wheel clean
+.PHONY: help venv demo test test-runtime test-ray test-pure lint audit format dashboards docs wheel clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -48,11 +48,22 @@ test-pure: $(READY)
 # $(call beside,NAME,COMMAND): what a command says is shown once it is over.
 beside = $(2) > $(VENV)/$(1).log 2>&1; ended=$$?; cat $(VENV)/$(1).log; exit $$ended
 
-lint: $(READY)  ## Check format, style, types and import contracts
+lint: $(READY)  ## Check format, style, types, import contracts, pins and licences
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pip check
+	$(BIN)/python -m pytest -q tests/repo/test_pins.py tests/repo/test_licences.py
+
+# Needs the network; in an environment of its own, as nothing of it is part of ours. --strict: a
+# service that does not know a package has not found it harmless.
+audit: $(READY)  ## Ask the public database whether pinned versions have known vulnerabilities
+	@test -x $(VENV)/audit/bin/pip-audit || { $(PYTHON) -m venv $(VENV)/audit && \
+	  $(VENV)/audit/bin/pip install --quiet pip-audit; } || \
+	  { echo "pip-audit cannot be installed: it takes the network" >&2; exit 1; }
+	@$(VENV)/audit/bin/pip-audit --strict --disable-pip --no-deps -r constraints.txt || \
+	  { echo "not audited, or vulnerable: see above (without https://pypi.org there is no answer)" >&2; exit 1; }
 
 format: $(READY)  ## Format the code
 	$(BIN)/ruff format .

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from benchmarks.fleet import Fleet, make_plan, make_spec
 from benchmarks.result import Figure, Result, main
+from workers.meeting import Meeting
 from workers.splitting import load_task
 
 WORLD, STEPS_A_TURN = 2, 8
@@ -78,11 +79,11 @@ class DdpPair:
 
     def __init__(self, work: Workload) -> None:
         context = get_context("spawn")
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._meeting = Meeting("127.0.0.1")
         self._pipes, self._processes = [], []
         for rank in range(WORLD):
             ours, theirs = context.Pipe()
-            args = (rank, self._store.port, theirs, work)
+            args = (rank, self._meeting.invitation.port, theirs, work)
             process = context.Process(target=_ddp_process, args=args)
             process.start()
             self._pipes.append(ours)

@@ -4,6 +4,7 @@ import errno
 import tempfile
 import traceback
 
+from orchestrator.credentials import masked
 from orchestrator.retries import may_pass
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no other path would help
@@ -85,7 +86,7 @@ def as_told(error: Exception) -> OrchestratorError:
             return OrchestratorError(f"{what}, whenever tried; start again when that is mended")
         return ConfigError(f"{what}; give a path that can be read and written")
     with tempfile.NamedTemporaryFile("w", prefix="lyray-", suffix=".log", delete=False) as log:
-        traceback.print_exception(error, file=log)
+        log.write(masked("".join(traceback.format_exception(error))))
     return OrchestratorError(
         f"lyray failed: {type(error).__name__}: {error}; please report this with {log.name}"
     )

@@ -3,6 +3,7 @@
 Nothing here is committed: ``hooks.py`` adds the pages when the site is built.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -93,25 +94,38 @@ def metrics_page() -> str:
 
 
 def alerts_page() -> str:
-    """The rules that are shipped for Prometheus."""
+    """The rules that are shipped for Prometheus, with what the operations guide says of them."""
+    guide = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    told = {
+        name: (when, what)
+        for name, when, what in re.findall(
+            r"^\| `(Lyray\w+)` \| (.+?) \| (.+?) \|$", guide, re.MULTILINE
+        )
+    }
     groups = yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text("utf-8"))["groups"]
     parts = [
         "# Alerts and recording rules",
         "The rules of `deploy/prometheus/rules.yml`. Each alert is held to cases by "
-        "`promtool test rules`. What to do about each: "
-        "[operations](../operations.md#alarms-and-warnings).",
+        "`promtool test rules`. What fires and what to do are the words of the "
+        "[operations guide](../operations.md#alarms-and-warnings).",
     ]
-    for group in groups:
-        for rule in group["rules"]:
-            name = rule.get("alert", rule.get("record"))
-            facts = [
-                *([f"Severity: {rule['labels']['severity']}."] if "labels" in rule else []),
-                *([f"Fires after {rule['for']}."] if "for" in rule else []),
-                *([f"Says: {code(rule['annotations']['summary'])}"] if "alert" in rule else []),
-            ]
-            kind = "" if "alert" in rule else "Recording rule."
-            parts += [f"## {name}", " ".join([kind, *facts]).strip()]
-            parts.append(f"```promql\n{rule['expr'].strip()}\n```")
+    rules = [rule for group in groups for rule in group["rules"]]
+    for rule in (rule for rule in rules if "alert" in rule):
+        name, severity = rule["alert"], rule["labels"]["severity"]
+        when, what = told[name]
+        metrics = dict.fromkeys(re.findall(r"\blyray_(\w+)", rule["expr"]))
+        shown = ", ".join(code(PREFIX + metric) for metric in metrics if metric in METRICS)
+        waits = f", after {rule['for']}" if "for" in rule else ""
+        parts += [
+            f"## {name}",
+            f"**Fires when** {when} ({severity}{waits}).",
+            f"**What to do:** {what}.",
+            *([f"**Look at** {shown} ([metrics](metrics.md))."] if shown else []),
+            f"**Says** {code(rule['annotations']['summary'])}",
+            f"```promql\n{rule['expr'].strip()}\n```",
+        ]
+    records = [[code(r["record"]), code(r["expr"].strip())] for r in rules if "record" in r]
+    parts += ["## Recording rules", table(["series", "is"], records)]
     return "\n\n".join(parts) + "\n"
 
 

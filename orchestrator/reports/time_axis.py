@@ -46,8 +46,8 @@ class TimeAxis:
         return time_s / self.unit[0]
 
     def x(self, time_s: float) -> float:
-        """Where a moment is, in pixels."""
-        return LEFT + (WIDTH - LEFT - RIGHT) * time_s / (self.end_s or 1.0)
+        """Where a moment is, in pixels; what came after the last slot stands at the end."""
+        return LEFT + (WIDTH - LEFT - RIGHT) * min(time_s, self.end_s) / (self.end_s or 1.0)
 
     def grid(self, top: float, bottom: float) -> Iterator[str]:
         """Upright lines."""

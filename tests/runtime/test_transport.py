@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
+from workers.meeting import Meeting
 from workers.transport import (
     TRANSPORTS,
     Message,
@@ -257,14 +258,15 @@ def _child(name: str, port: int) -> None:
 
 
 def test_a_killed_peer_fails_the_waiting_receive_at_once(name: str) -> None:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = Meeting("127.0.0.1")
+    port = meeting.invitation.port
     child = multiprocessing.get_context("spawn").Process(
-        target=_child, args=(name, store.port), daemon=True
+        target=_child, args=(name, port), daemon=True
     )
     child.start()
 
     def join(rank: int) -> Transport:
-        own_store = TCPStore("127.0.0.1", store.port, is_master=False)
+        own_store = TCPStore("127.0.0.1", port, is_master=False)
         life = PrefixStore("life", own_store)
         return TRANSPORTS[name](rank, 3, life, secret=SECRET, timeout_s=LONG_S)
 
@@ -294,10 +296,11 @@ def _leave(name: str, port: int) -> None:
 
 
 def test_a_process_that_closed_its_transport_ends_cleanly(name: str) -> None:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    child = multiprocessing.get_context("spawn").Process(target=_leave, args=(name, store.port))
+    meeting = Meeting("127.0.0.1")
+    port = meeting.invitation.port
+    child = multiprocessing.get_context("spawn").Process(target=_leave, args=(name, port))
     child.start()
-    own_store = TCPStore("127.0.0.1", store.port, is_master=False)
+    own_store = TCPStore("127.0.0.1", port, is_master=False)
     life = PrefixStore("life", own_store)
     first = TRANSPORTS[name](0, 2, life, secret=SECRET, timeout_s=LONG_S)
     assert int(receive(first, 1, 0).tensors[0]) == 3

@@ -195,3 +195,17 @@ def allowed_usd(averages: list[tuple[float, float]], until_s: float) -> float:
         per_hour * (end_s - start_s) / 3600
         for (start_s, per_hour), end_s in zip(averages, ends_s, strict=True)
     )
+
+
+def test_a_run_that_ended_for_its_total_goes_on_with_a_raised_one_and_says_so() -> None:
+    capped = replace(TIGHT, total_usd=0.3)
+    first = rehearsal(budget=capped, strategy=Menu()).run(max_slots=40)
+    assert first.loop.outcome is not None
+    assert first.loop.outcome.resumable
+    state = read_back(first.states[-1])
+    raised = replace(capped, total_usd=0.6)
+    again = rehearsal(budget=raised, strategy=Menu(), state=state).run(max_slots=40)
+    (event,) = changes(again)
+    assert event.detail == "budget.total_usd: 0.3 -> 0.6 (start)"
+    assert event.time_s == first.records[-1].time_s
+    assert 0.5 < again.records[-1].spent_usd <= 0.6

@@ -144,5 +144,13 @@ def test_a_coarse_picture_shows_what_lasted_longest() -> None:
     ]
 
 
+def test_what_came_after_the_last_slot_stands_at_the_end() -> None:
+    lives = tuple(lives_of(a_slot(0, {"a-0": 4})).values())
+    event = {"time_s": 9000.0, "kind": "checkpoint", "detail": "whole", "device": ""}
+    drawn = band_chart(lives, (event,), TimeAxis(3600.0))
+    assert f"translate({WIDTH - RIGHT:.1f} " in drawn
+    assert "at 150 billed minutes, checkpoint: whole" in drawn
+
+
 def test_without_a_device_there_is_no_picture() -> None:
     assert band_chart((), (), TimeAxis(0.0)) == ""

@@ -76,6 +76,7 @@ def run_page(found: RunFound, reconciled: Sequence[BillLine] = ()) -> str:
         if content:
             body += [f"<h2>{title}</h2>", content]
     body += _evaluations(found)
+    plans, pools = found.plans, found.pool_of
     rows = comparison_rows(found)
     if rows:
         body += [
@@ -83,10 +84,10 @@ def run_page(found: RunFound, reconciled: Sequence[BillLine] = ()) -> str:
             table(COMPARISON_HEAD, rows, right=(1, 2, 3, 4), chosen=0),
         ]
     body += [
-        f"<h2>{_titled('Plans', len(found.plans))}</h2>",
+        f"<h2>{_titled('Plans', len(plans))}</h2>",
         table(
             PLAN_HEAD,
-            [plan_cells(span, found.pool_of) for span in found.plans[-_ROWS:]],
+            [plan_cells(span, pools) for span in plans[-_ROWS:]],
             right=(2, 3, 4),
         ),
         f"<h2>{_titled('Devices', len(found.devices), 'worst')}</h2>",

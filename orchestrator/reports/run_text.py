@@ -22,6 +22,7 @@ from orchestrator.reports.run_report import LOSS_WINDOW, PlanSpan, RunFound
 from orchestrator.reports.tables import worth_table
 
 _EVENTS_SHOWN = 20
+_PLANS_SHOWN = 20
 _DEVICES_SHOWN = 12
 
 
@@ -199,8 +200,13 @@ def event_cells(event: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _plans(found: RunFound) -> Table | None:
-    rows = [plan_cells(span, found.pool_of)[:-1] for span in found.plans]  # why: see the events
-    return _table("Plans and their time of a step", PLAN_HEAD[:-1], rows)
+    plans = found.plans
+    title = "Plans and their time of a step"
+    if len(plans) > _PLANS_SHOWN:
+        title += f" (the last {_PLANS_SHOWN} of {len(plans)})"
+    pools = found.pool_of
+    rows = [plan_cells(span, pools)[:-1] for span in plans[-_PLANS_SHOWN:]]  # why: see the events
+    return _table(title, PLAN_HEAD[:-1], rows)
 
 
 def _devices(found: RunFound) -> Table | None:

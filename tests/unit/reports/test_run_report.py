@@ -23,6 +23,7 @@ from orchestrator.reports.records import slot_data
 from orchestrator.reports.run_page import run_page
 from orchestrator.reports.run_report import read_run, report_data
 from orchestrator.reports.run_text import head_figures, print_report
+from tests.unit.reports.long_run import write_run
 from tests.unit.reports.samples import FAST, PLAN, a_record, read_page
 
 OTHER = make_plan(make_group([FAST], [0, 10], [11]), generation=4)
@@ -266,6 +267,17 @@ def test_a_page_of_many_slots_stays_small(run_dir: str) -> None:
     found = read_run(run_dir)
     many = replace(found, slots=found.slots * 5000)
     assert len(run_page(replace(many, ledger=()))) < 400_000
+
+
+def test_of_many_plans_the_last_ones_are_printed(tmp_path: Path) -> None:
+    found = read_run(write_run(tmp_path / "long", num_slots=60, num_devices=3, plan_every=1))
+    screen = StringIO()
+    print_report(Console(file=screen, width=200), found)
+    assert f"(the last 20 of {len(found.plans)})" in screen.getvalue()
+    first, last = found.plans[0], found.plans[-1]
+    lines = [line.split(" ")[0] for line in screen.getvalue().splitlines()]
+    assert f"{last.first_slot}-{last.last_slot}" in lines
+    assert f"{first.first_slot}-{first.last_slot}" not in lines
 
 
 def test_the_curve_of_evaluations_has_a_colour_of_its_own(run_dir: str) -> None:

@@ -13,13 +13,14 @@ from tests.jobs.jobs import SLOT, Jobs, check_a_whole_job, check_nothing_is_left
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
+TOKEN = "0123456789abcdef" * 4
 FOR_EVER = ("--set", "training.steps=1000000")
 
 
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[Jobs]:
     """Of a cluster that asks for a token, as Ray's own default is."""
-    with job_server("0123456789abcdef" * 4) as found:
+    with job_server(TOKEN) as found:
         yield found
 
 
@@ -31,6 +32,10 @@ def test_a_job_streams_a_line_a_slot_ends_with_its_reason_and_leaves_nothing(
     verl-project/verl#2890: nothing came after the submission line.
     """
     check_a_whole_job(jobs, work)
+    written = [path for path in (work.parent / "runs").rglob("*") if path.is_file()]
+    assert written
+    assert [path for path in written if TOKEN.encode() in path.read_bytes()] == []
+    assert TOKEN not in jobs.logs("whole")
 
 
 @pytest.mark.parametrize(

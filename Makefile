@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 CONFIG ?= examples/byte_gpt.yaml
 BASELINES ?= even-split,proportional,even-pipeline,balanced-pipeline
 
-.PHONY: help venv demo test test-runtime test-ray test-pure lint audit format dashboards docs wheel clean
+.PHONY: help venv demo test test-runtime test-ray test-pure lint audit format dashboards pictures docs wheel clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -71,6 +71,9 @@ format: $(READY)  ## Format the code
 
 dashboards: $(READY)  ## Write dashboards/*.json from their source
 	$(BIN)/python dashboards/build.py
+
+pictures: $(READY)  ## Run the demo and draw its dashboards for docs/img (npm, Chromium, Prometheus)
+	$(BIN)/python dashboards/render/pictures.py
 
 docs: $(READY)  ## Build the documentation site into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

@@ -28,6 +28,8 @@ class Panel:
     text: str = ""
     newest: bool = False
     stacked: bool = False
+    flag: bool = False
+    """Values are 0 or 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,9 @@ OVERVIEW = Page(
         Panel(
             "Where a step goes",
             "s",
-            {"group {{group}}: {{phase}}": f"lyray_step_phase_seconds{RUN}"},
-            "Mean of a step, of each group's busiest device.",
+            {"{{phase}}": 'avg by (phase) (lyray_step_phase_seconds{run="$run",phase!="bubble"})'},
+            "Mean of a step over groups, of each group's busiest device.",
+            stacked=True,
         ),
     ),
 )
@@ -149,6 +152,7 @@ DEVICES = Page(
             "none",
             {"{{device}}": f"lyray_device_straggler{RUN}"},
             "1 while a device is named one.",
+            flag=True,
         ),
         Panel(
             "Memory",
@@ -160,14 +164,18 @@ DEVICES = Page(
             "Most in use in a slot, against what the plan reckons with.",
         ),
         Panel(
-            "Workers", "none", {"{{device}}": f"lyray_worker_up{RUN}"}, "0 in the slot of a loss."
+            "Workers",
+            "none",
+            {"{{device}}": f"lyray_worker_up{RUN}"},
+            "0 in the slot of a loss.",
+            flag=True,
         ),
         Panel(
             "Waiting for neighbours and data",
             "s",
             {
                 "group {{group}}: {{phase}}": 'lyray_step_phase_seconds{run="$run",'
-                'phase=~"send|receive|reduce|data"}'
+                'phase=~"receive|reduce|data"}'
             },
         ),
         Panel(
@@ -287,7 +295,10 @@ def _view(panel: Panel) -> stat.Panel | timeseries.Panel:
         .span(WIDTH // 2)
     )
     if panel.stacked and isinstance(view, timeseries.Panel):
-        view = view.stacking(common.StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(40)
+        stacks = common.StackingConfig().mode(StackingMode.NORMAL)
+        view = view.stacking(stacks).fill_opacity(40).min(0)
+    if panel.flag:
+        view = view.min(0).max(1).decimals(0)
     for letter, (legend, expression) in zip("ABCD", panel.queries.items(), strict=False):
         query = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(letter)
         view = view.with_target(query)

@@ -18,7 +18,7 @@ PAGE = """<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="bund
 """
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 DRAWN_MS = 8000  # of the page's own time
-HEIGHT_PX, WIDTH_PX = 38, 1400  # of a row of Grafana's grid with its share of gaps; of the page
+HEIGHT_PX, WIDTH_PX = 32, 1400  # of a row of Grafana's grid with its share of gaps; of the page
 
 
 def why_not() -> str | None:

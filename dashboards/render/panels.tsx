@@ -31,7 +31,7 @@ function frames(panel: any): DataFrame[] {
           { name: 'time', type: FieldType.time, values: series.values.map((v: any) => v[0] * 1000) },
           {
             name: displayName, type: FieldType.number, values: series.values.map((v: any) => Number(v[1])),
-            config: { unit: defaults.unit, custom: defaults.custom ?? {}, displayName },
+            config: { ...defaults, custom: defaults.custom ?? {}, displayName },
           },
         ],
       });

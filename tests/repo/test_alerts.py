@@ -58,3 +58,16 @@ def test_rules_name_metrics_of_the_table_and_their_labels() -> None:
 def test_every_alert_has_a_case_and_a_line_in_the_operations_guide(alert: str) -> None:
     assert f"alertname: {alert}" in (FOLDER / "rules_test.yml").read_text()
     assert f"`{alert}`" in (ROOT / "docs" / "operations.md").read_text()
+
+
+FOR = {"2m": "2 minutes", "5m": "5 minutes", "10m": "10 minutes", "15m": "15 minutes",
+       "30m": "half an hour", "1h": "an hour"}  # fmt: skip
+
+
+def test_the_table_of_the_operations_guide_has_every_alert_and_how_long_each_waits() -> None:
+    """ray-project/kuberay#1493, of alerts: a page about what is not shipped helps nobody."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    rows = dict(re.findall(r"^\| `(Lyray\w+)` \| (.*?) \|", page, re.MULTILINE))
+    assert set(rows) == set(ALERTS)
+    waits = {rule["alert"]: rule["for"] for rule in rules() if "for" in rule}
+    assert [alert for alert, wait in waits.items() if FOR[wait] not in rows[alert]] == []

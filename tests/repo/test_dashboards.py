@@ -55,3 +55,19 @@ def test_datasource_is_a_variable(path: Path) -> None:
     """sgl-project/sglang#2677: a data source id written in the JSON leaves panels empty."""
     text = path.read_text("utf-8")
     assert set(re.findall(r'"uid": "(.*?)"', text)) == {"${datasource}", f"lyray-{path.stem}"}
+
+
+MOST_BYTES = 300_000
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_dashboard_has_its_picture_in_the_docs(path: Path) -> None:
+    picture = ROOT / "docs" / "img" / f"{path.stem}.png"
+    assert picture.read_bytes().startswith(b"\x89PNG"), "run `make pictures`"
+    assert picture.stat().st_size <= MOST_BYTES
+    shown = (ROOT / "docs" / "how-to" / "monitor.md").read_text("utf-8")
+    assert f"](../img/{picture.name})" in shown
+
+
+def test_the_readme_shows_one_of_them() -> None:
+    assert "](docs/img/overview.png)" in (ROOT / "README.md").read_text("utf-8")

@@ -39,8 +39,8 @@ def docstring(path: str, test: str) -> str:
 
 
 NEEDED = """
-Placement, head, ray job submit: ray-project/ray#24875, #62483, #12562, #61475,
-ray-project/ray-llm#51, ray-project/ray#65025, ray-project/kuberay#2161, #2153,
+Placement, head, ray job submit: ray-project/ray#24875, #52202, #62483, #12562,
+#61475, ray-project/ray-llm#51, ray-project/ray#65025, ray-project/kuberay#2161, #2153,
 ray-project/ray#31183, #38142, #45602, #38566, #53635, #19236, ray-project/kuberay#1374,
 ray-project/ray#20553, #23564,
 verl-project/verl#2890.

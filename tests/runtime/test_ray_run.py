@@ -250,7 +250,7 @@ def test_a_budget_edited_while_the_run_goes_on_applies_at_a_slot_edge_and_is_his
 
 
 def test_a_killed_head_is_replaced_and_the_ledger_has_no_gap(tmp_path: Path) -> None:
-    """ray-project/kuberay#2153: training cannot survive the death of the head."""
+    """ray-project/kuberay#2153, #2161: training cannot survive the death of the head."""
     run = config(tmp_path, steps=45)
     edit = once_at(3, lambda: edit_budget(run.run.run_url, None, ["budget.total_usd=500"]))
     kill = once_at(23, lambda: os.kill(head_pid_of(run), signal.SIGKILL))

@@ -148,8 +148,13 @@ def _cluster_problems(cluster: ClusterOptions) -> Iterator[str]:
     elif cluster.autoscaler.enabled and not any(offer.max_count for offer in cluster.offers):
         yield "cluster.autoscaler.enabled, but no offer has max_count; add it to the pools to grow"
     for index, offer in enumerate(cluster.offers):
-        if offer.max_price_per_hour is not None:
-            yield f"cluster.offers[{index}].max_price_per_hour: {NOT_YET}; remove it"
+        most, fixed = offer.max_price_per_hour, cluster.price_feed is None
+        if most is not None and most < offer.price_per_hour and fixed and cluster.source == "ray":
+            yield (
+                f"cluster.offers[{index}].max_price_per_hour is {most:g}, less than price_per_hour "
+                f"of {offer.price_per_hour:g}, and no price_feed could lower it: the pool would "
+                "never be used; leave it out"
+            )
     yield from _name_problems(cluster)
 
 

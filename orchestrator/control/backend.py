@@ -92,7 +92,7 @@ class OfferOptions:
     """What is paid over the listed price."""
 
     max_price_per_hour: float | None = None
-    """Refused: not supported in this version."""
+    """Most of the listed price at which the pool is used; ``total_usd`` counts with it."""
 
     minimum_s: float = 0.0
     """Least time that is charged once a device is taken, in billed seconds."""

@@ -8,6 +8,7 @@ from math import fsum
 from orchestrator.control.alarms import Alarms
 from orchestrator.control.leases import LeaseBook
 from orchestrator.control.ledger import Ledger
+from orchestrator.control.plannable import plannable, why_none
 from orchestrator.control.records import Clock, Settled
 from orchestrator.control.scribe import Scribe
 from orchestrator.control.traffic import Traffic, move_traffic, step_traffic
@@ -281,37 +282,17 @@ class Books:
     # What is planned with ------------------------------------------------------------
 
     def plannable(self, incumbent: Plan | None) -> ClusterState:
-        """The cluster without devices under notice, or of a price that nobody knows.
-
-        Of the latter those in use stay, at their pool's upper price, and so do those that are
-        paid for whether they are used or not.
-        """
-        cluster, stale = self.estimator.cluster, self.estimator.stale_pools
-        if self.leaving:
-            staying = (d for d in cluster.devices if d.device_id not in self.leaving)
-            cluster = replace(cluster, devices=tuple(staying))
-        if not stale:
-            return cluster
+        """The cluster without devices that the next plan may not use."""
         held = {hold.device_id for hold in self.ledger.holds}
         kept = held | set(incumbent.device_ids if incumbent else ())
-        devices = tuple(
-            device
-            for device in cluster.devices
-            if device.pool not in stale
-            or device.device_id in kept
-            or cluster.offer(device.pool).billed == "while_present"
-        )
-        return replace(cluster, devices=devices)
+        found = self.estimator
+        return plannable(found.cluster, leaving=self.leaving, stale=found.stale_pools, kept=kept)
 
     @property
     def why_none_plannable(self) -> str:
         """Why ``plannable`` has no devices, where it has none."""
-        present = {device.device_id for device in self.estimator.cluster.devices}
-        if not present:
-            return "no_device: none is there; the run waits for one"
-        if present <= self.leaving:
-            return "no_device: every one is about to be taken away; the run waits for another"
-        return "price_unknown: the price feed is too old for every pool that is on offer"
+        found = self.estimator
+        return why_none(found.cluster, leaving=self.leaving, stale=found.stale_pools)
 
     def surcharged(self, cluster: ClusterState) -> ClusterState:
         """The cluster with what blocks of billing add to the score of using a device."""

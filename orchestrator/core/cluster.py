@@ -170,6 +170,12 @@ class Offer:
         return replace(self, price_usd_per_s=price, valid_from_s=valid_from_s)
 
     @property
+    def is_too_dear(self) -> bool:
+        """Whether the price is above the most that the user pays."""
+        most = self.max_price_usd_per_s
+        return most is not None and self.price_usd_per_s > most
+
+    @property
     def upper_usd_per_s(self) -> float:
         """Most that the price may be after a jump: the declared limit, else ``PRICE_JUMP`` times.
 

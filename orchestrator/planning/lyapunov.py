@@ -336,13 +336,20 @@ def _causes(scene: _Scene) -> list[str]:
     before = dict(scene.expected.compute_s) if scene.expected else {}
     now = dict(scene.current.estimate.compute_s) if scene.current else {}
     slower = {d: now[d] / before[d] for d in incumbent.device_ids if before.get(d) and d in now}
-    noticed = problem.under_notice
-    gone = [f"{d} is {'under notice' if d in noticed else 'gone'}" for d in lost]
+    gone = [f"{d} {_why_lost(problem, d)}" for d in lost]
     return [*changed, *gone] + [
         f"{d} runs {ratio:.3g}x slower than predicted"
         for d, ratio in slower.items()
         if ratio >= scene.options.straggler.ratio
     ]
+
+
+def _why_lost(problem: PlanningProblem, device_id: str) -> str:
+    if device_id in problem.under_notice:
+        return "is under notice"
+    pool = device_id.rpartition("-")[0]
+    dear = any(offer.pool == pool and offer.is_too_dear for offer in problem.cluster.offers)
+    return "costs more than its max_price_per_hour" if dear else "is gone"
 
 
 def _effect(scene: _Scene, option: _Option) -> str:

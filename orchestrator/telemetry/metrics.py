@@ -140,9 +140,10 @@ METRICS: Mapping[str, Metric] = {
 REASONS = frozenset(
     {
         "keep", "reassign", "switch", "budget_wait", "budget_cap_reached", "budget_cap_near",
-        "price_unknown", "no_device", "no_feasible_plan", "user_rows_infeasible", "finished",
-        "budget", "stopped", "assignment", "deadline", "not_finite", "worker", "preemption",
-        "price", "budget_infeasible", "tau_v", "queue_cap", "budget_refused", "config_ignored",
+        "price_unknown", "price_limit", "no_device", "no_feasible_plan", "user_rows_infeasible",
+        "finished", "budget", "stopped", "assignment", "deadline", "not_finite", "worker",
+        "preemption", "price", "price_feed", "budget_infeasible", "tau_v", "queue_cap",
+        "budget_refused", "config_ignored",
         "checkpoint_failed", "checkpoint_damaged",
     }
 )  # fmt: skip

@@ -16,6 +16,7 @@ from orchestrator.storage import from_json, to_json
 from tests.simulation.closed_loop import PER_HOUR, Menu, Rehearsal, demo_cluster, rehearsal
 
 TIGHT = BudgetOptions(average_per_hour_usd=2.0, horizon_hours=4)
+RICH = BudgetOptions(average_per_hour_usd=20.0, horizon_hours=4)
 
 
 def of_menu(**choices: object) -> Rehearsal:
@@ -161,6 +162,50 @@ def test_a_pool_whose_feed_fell_silent_counts_at_its_upper_price_and_takes_no_de
     bills = {round(e.price_per_hour, 9) for e in run.ledger if e.pool == "mid" and e.estimated}
     assert bills <= {1.5}
     assert_bound_kept(run)
+
+
+def test_a_pool_above_its_maximum_is_given_up_and_taken_again_below_it() -> None:
+    """The step under way ends at the price that rose in it; no other is begun."""
+    dear, cheap = 120.0, 900.0
+    events = [
+        TraceEvent(at_s=dear, pool="mid", price_usd_per_s=1.5 / 3600),
+        TraceEvent(at_s=cheap, pool="mid", price_usd_per_s=0.3 / 3600),
+    ]
+    offers = tuple(
+        replace(o, max_price_usd_per_s=1.0 / 3600) if o.pool == "mid" else o
+        for o in demo_cluster().offers
+    )
+    run = of_menu(budget=RICH, events=events, cluster=replace(demo_cluster(), offers=offers)).run(
+        max_slots=25
+    )
+
+    def uses_mid(record: SlotRecord) -> bool:
+        return any(d.startswith("mid") for d in record.next_plan.device_ids)
+
+    assert all(uses_mid(r) for r in run.records if r.time_s < dear)
+    assert not any(uses_mid(r) for r in run.records if dear <= r.time_s < cheap)
+    assert any(uses_mid(r) for r in run.records if r.time_s >= cheap)
+    assert any("mid-0 costs more than its max_price_per_hour" in r.reason for r in run.records)
+    billed = {round(e.price_per_hour, 6) for e in run.ledger if e.pool == "mid"}
+    assert billed <= {0.9, 1.5, 0.3}
+    at_most_usd = 2 * 1.5 / 3600 * 10.0  # both devices, until they have handed over
+    assert fsum(e.usd for e in run.ledger if e.pool == "mid" and e.price_per_hour > 1) < at_most_usd
+
+
+def test_where_every_pool_is_above_its_maximum_the_run_waits_and_says_so() -> None:
+    offers = tuple(replace(o, max_price_usd_per_s=o.price_usd_per_s) for o in demo_cluster().offers)
+    events = [
+        TraceEvent(at_s=at_s, pool=pool, price_usd_per_s=ratio * price / 3600)
+        for at_s, ratio in ((120.0, 1.5), (600.0, 1.0))
+        for pool, price in PER_HOUR.items()
+    ]
+    run = of_menu(budget=RICH, events=events, cluster=replace(demo_cluster(), offers=offers)).run(
+        max_slots=15
+    )
+    waits = [r for r in run.records if r.reason.startswith("price_limit: ")]
+    assert [r.next_plan.is_idle for r in waits] == [True] * len(waits)
+    assert {r.time_s for r in waits} >= {180.0, 240.0}
+    assert run.records[-1].next_plan.device_ids
 
 
 def test_a_row_that_repeats_the_price_keeps_it_known() -> None:

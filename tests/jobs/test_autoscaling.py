@@ -1,4 +1,4 @@
-"""A run on Ray's autoscaler: it asks for a device that pays, uses it, and leaves no request behind.
+"""Runs on Ray's autoscaler: nodes that are asked for, given back, killed and replaced.
 
 The provider is the one with which Ray tests its own autoscaler: raylets as processes.
 """
@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config import RunConfig
 from tests.net.cluster import RayNodes
 from tests.net.machine import nodes, why_not
 from tests.net.runs import Run, start_run
+from tests.runtime.reference import train_alone
+from workers.worker import WorkerSpec
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
@@ -34,6 +37,7 @@ OPTIONS = (
     "cluster.links=[{within: zone, latency_s: 0.0003, bandwidth_gbytes_per_s: 0.1}]",
     "cluster.autoscaler={enabled: true, confirm_slots: 2, idle_slots: 3}",
 )
+THIRD = {"lyray.kind": "three", "lyray.pool": "third"}
 
 _ASK = """
 import json, ray
@@ -52,7 +56,7 @@ def cluster() -> Iterator[RayNodes]:
         pytest.skip(reason)
     folder = Path(tempfile.mkdtemp(prefix="lyray-auto-", dir="/tmp"))  # sockets: a short path
     try:
-        with nodes(1) as made:
+        with nodes(2) as made:
             raylets = RayNodes(made, folder, provided={"small": SMALL})
             raylets.start({0: {"lyray.kind": "one", "lyray.pool": "own"}})
             yield raylets
@@ -109,11 +113,55 @@ def test_a_run_asks_for_a_device_that_pays_trains_on_it_and_takes_its_request_ba
     assert not cluster.actors(0)
 
 
+def test_a_node_that_is_killed_and_one_that_comes_for_it_cost_no_sample_and_no_digit(
+    cluster: RayNodes, tmp_path: Path
+) -> None:
+    """The node that comes was not there at the start; the losses are those of one process."""
+    Looks(cluster, tmp_path).wait_until_small(1)
+    cluster.start({1: THIRD})
+    third = OPTIONS[0].replace("]", ", {pool: third, kind: three, price_per_hour: 1,"
+                               " speed_ratio: 0.01, memory_gib: 4}]")  # fmt: skip
+    text = (third, OPTIONS[1], "training.task_args={num_layers: 1}", "training.global_batch=24")
+    run = start_run(
+        cluster, tmp_path, *(p for option in text for p in ("--set", option)), steps=10_000
+    )
+    run.wait_until(lambda: "third-0" in used(run) and len(run.rows("slots.jsonl")) > 2)
+    cluster.kill(1)
+    run.wait_until(lambda: run.lost == ["third-0"])
+    cluster.start({1: THIRD})
+    run.wait_until(lambda: any(row["kind"] == "joined" for row in run.rows("events.jsonl")))
+    run.wait_until(lambda: "third-0" in used(run))
+    done = len(run.rows("steps.jsonl"))
+    run.wait_until(lambda: len(run.rows("steps.jsonl")) > done + 5)
+    run.process.terminate()
+    assert run.process.wait(90) == 143, run.output.read_text()
+    steps = run.rows("steps.jsonl")
+    assert [row["first_sample"] for row in steps] == [24 * n for n in range(len(steps))]
+    assert [row["end_sample"] for row in steps] == [24 * (n + 1) for n in range(len(steps))]
+    spent_usd = sum(row["usd"] for row in run.rows("ledger.jsonl"))
+    assert run.result()["spent_usd"] == pytest.approx(spent_usd, abs=1e-9)
+    config = RunConfig.load(str(tmp_path / "run.yaml"), text)
+    training = config.training
+    spec = WorkerSpec(task=training.task, task_args=training.task_args, options=training,
+                      seed=config.run.seed, run_url=config.run.run_url)  # fmt: skip
+    _, losses = train_alone(spec, len(steps))
+    assert run.losses == pytest.approx(losses, rel=1e-4)
+    assert not cluster.actors(0)
+    assert not cluster.actors(1)
+
+
 class Looks:
     """Looks again and again."""
 
     def __init__(self, cluster: RayNodes, folder: Path) -> None:
         self._cluster, self._folder = cluster, folder
+
+    def wait_until_small(self, number: int) -> None:
+        """Wait until so many nodes of the pool are there."""
+        for _ in range(30):
+            if look(self._cluster, self._folder)["small"] == number:
+                return
+        raise AssertionError(f"{number} nodes did not come about")
 
     def wait_until(self, wanted: dict[str, Any]) -> None:
         found: dict[str, Any] = {}

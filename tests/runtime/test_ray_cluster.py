@@ -12,11 +12,13 @@ import torch
 from ray.cluster_utils import Cluster
 
 from orchestrator.config import RunConfig
+from orchestrator.control.backend import OfferOptions
 from orchestrator.errors import ConfigError
 from orchestrator.runtime.driver import run_job
 from orchestrator.runtime.inventory import found_nodes
 from orchestrator.runtime.products import Products
 from orchestrator.runtime.profiling import profile_cluster
+from orchestrator.runtime.setup import find_devices
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(120)]
 
@@ -109,6 +111,40 @@ def test_each_kind_is_measured_and_the_links_between_its_nodes(tmp_path: Path) -
         "measuring the model",
         "measuring the links",
     ]
+
+
+def test_labels_resources_and_accelerator_types_become_priced_devices_side_by_side(
+    tmp_path: Path,
+) -> None:
+    """Two labelled nodes, one named by a custom resource, one with GPUs whose type Ray knows."""
+    added = [
+        CLUSTER[0].add_node(num_cpus=4, resources={"lyray.pool.many": 2}),
+        CLUSTER[0].add_node(num_cpus=2, num_gpus=2, resources={"accelerator_type:T4": 1}),
+    ]
+    more = (
+        OfferOptions(pool="many", kind="v100-16", price_per_hour=0.5),
+        OfferOptions(pool="cards", kind="t4", price_per_hour=0.35, spot=True),
+        OfferOptions(pool="absent", kind="l4", price_per_hour=1.0),
+    )
+    try:
+        run = config(tmp_path)
+        offers = (*run.cluster.offers, *more)
+        cluster = replace(run.cluster, offers=offers)
+        found = find_devices(run.model_copy(update={"cluster": cluster}))
+    finally:
+        for node in added:
+            CLUSTER[0].remove_node(node)
+    assert [(o.pool, o.kind, o.count, o.devices_per_node) for o in found.options.offers] == [
+        ("big", "core", 1, 1),
+        ("small", "core", 1, 1),
+        ("many", "v100-16", 2, 2),
+        ("cards", "t4", 2, 2),
+    ]
+    places = {place.device_id: place for place in found.places}
+    assert set(places) == {"big-0", "small-0", "many-0", "many-1", "cards-0", "cards-1"}
+    assert (places["many-1"].resource, places["many-1"].num_threads) == ("lyray.pool.many", 2)
+    assert (places["cards-0"].num_gpus, places["big-0"].num_gpus) == (1, 0)
+    assert places["many-0"].ray_node_id == places["many-1"].ray_node_id
 
 
 def test_gpus_that_neither_driver_nor_ray_can_name_are_refused_with_the_label_to_set() -> None:

@@ -231,8 +231,10 @@ class Scaler:
         for worth in scene.values.devices:
             if worth.pool == pool:
                 known.samples_per_s = worth.samples_per_s
-        price_usd_per_s = scene.cluster.offer(pool).price_usd_per_s
-        cost_samples_per_s = price_usd_per_s * scene.values.price_of_money_samples_per_usd
+        offer = scene.cluster.offer(pool)
+        if offer.is_too_dear:
+            return False  # no plan would have it
+        cost_samples_per_s = offer.price_usd_per_s * scene.values.price_of_money_samples_per_usd
         return known.samples_per_s > cost_samples_per_s
 
     def _ask(self, scene: Scene) -> str | None:

@@ -35,7 +35,7 @@ OPTIONS = (
     " {pool: small, kind: two, price_per_hour: 1, speed_ratio: 0.01, memory_gib: 4, min_count: 1,"
     " max_count: 2}]",
     "cluster.links=[{within: zone, latency_s: 0.0003, bandwidth_gbytes_per_s: 0.1}]",
-    "cluster.autoscaler={enabled: true, confirm_slots: 2, idle_slots: 3}",
+    "cluster.autoscaler={enabled: true, confirm_slots: 2, idle_slots: 4}",
 )
 THIRD = {"lyray.kind": "three", "lyray.pool": "third"}
 
@@ -99,8 +99,12 @@ def test_a_run_asks_for_a_device_that_pays_trains_on_it_and_takes_its_request_ba
     jobs.wait_until({"small": 1, "asked": [one]})  # Ray takes the node away while the run goes on
     run.process.terminate()
     assert run.process.wait(90) == 143, run.output.read_text()
-    told = Counter(row["kind"] for row in run.rows("events.jsonl"))
-    assert (told["scale"], told["joined"], told["lost"], told["recovered"]) == (2, 1, 1, 0)
+    events = run.rows("events.jsonl")
+    told = Counter(row["kind"] for row in events)
+    assert told["scale"] >= 2
+    assert told["joined"] >= 1
+    assert not [row for row in events if row["kind"] == "recovered" and row["cause"]]
+    assert set(run.lost) == {"small-1"}
     asked = [slot["requested"] for slot in run.rows("slots.jsonl")]
     assert asked[0] == {"small": 1}
     assert asked[-2:] == [{"small": 1}, {}]

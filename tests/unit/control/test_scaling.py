@@ -40,6 +40,7 @@ class Site:
         self.num_cheap, self.node_size, self.now_s = num_cheap, node_size, 0.0
         self.gone: set[str] = set()
         self.billed: Literal["while_used", "while_present"] = "while_used"
+        self.limit_usd_per_s: float | None = None
 
     @property
     def cluster(self) -> ClusterState:
@@ -50,7 +51,9 @@ class Site:
         devices = [make_device("own-0"), *(d for d in cheap if d.device_id not in self.gone)]
         found = make_cluster(devices)
         offers = [replace(o, price_usd_per_s=PRICE) for o in found.offers if o.pool != "cheap"]
-        cheap_offer = replace(offers[0], pool="cheap", billed=self.billed)
+        cheap_offer = replace(
+            offers[0], pool="cheap", billed=self.billed, max_price_usd_per_s=self.limit_usd_per_s
+        )
         return replace(found, offers=(*offers, cheap_offer), now_s=self.now_s)
 
     def look(
@@ -86,6 +89,13 @@ def test_a_slot_in_which_it_does_not_pay_or_nobody_knows_starts_the_count_anew()
 def test_while_no_dollar_is_short_whatever_adds_samples_pays() -> None:
     assert Site().look(values(0.0, cheap=1e-9), num_slots=3).counts == {"cheap": 2}
     assert Site().look(values(0.0, cheap=0.0), num_slots=9).counts == {"cheap": 1}
+
+
+def test_a_pool_above_its_maximum_price_is_not_asked_for() -> None:
+    for limit, wanted in ((PRICE / 2, 1), (PRICE * 2, 2)):
+        site = Site()
+        site.limit_usd_per_s = limit
+        assert site.look(num_slots=3).counts == {"cheap": wanted}
 
 
 def test_nothing_more_is_asked_for_while_one_of_the_pool_stands_idle_or_nothing_runs() -> None:

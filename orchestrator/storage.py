@@ -229,12 +229,16 @@ def delete(url: str) -> None:
 
 
 def write_json(url: str, value: object) -> None:
-    """Write a dataclass (or plain data) as one JSON file, atomically: a line for each of its keys.
+    """Write a dataclass (or plain data) as one JSON file, atomically: a line for each of its parts.
 
     Lines within them would take Python's own encoder, which needs ten times as long.
     """
-    rows = [f"{json.dumps(key)}: {json_text(item)}" for key, item in _members(value).items()]
-    write_bytes(url, ("{\n" + ",\n".join(rows) + "\n}\n").encode())
+    if isinstance(value, list | tuple):
+        rows, (begin, end) = [json_text(item) for item in value], "[]"
+    else:
+        members = _members(value).items()
+        rows, (begin, end) = [f"{json.dumps(k)}: {json_text(v)}" for k, v in members], "{}"
+    write_bytes(url, (begin + "\n" + ",\n".join(rows) + "\n" + end + "\n").encode())
 
 
 def json_text(value: object) -> str:

@@ -138,6 +138,13 @@ def test_json_files_are_read_as_written(folder: str) -> None:
     assert storage.read_json(Plan, url) == a_plan()
 
 
+@pytest.mark.parametrize("num_rows", [0, 1, 2])
+def test_a_list_is_a_file_too_with_a_line_for_each_row(folder: str, num_rows: int) -> None:
+    url = storage.join(folder, "compare.json")
+    storage.write_json(url, num_rows * (a_plan(),))
+    assert storage.parse_json(storage.read_bytes(url)) == num_rows * [storage.to_json(a_plan())]
+
+
 def test_a_local_run_folder_does_not_depend_on_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,9 +86,7 @@ class Pages:
     """A view that reads the run's page of metrics after every slot."""
 
     def __init__(self, config: RunConfig) -> None:
-        file = discovery_file(config.run.run_url)
-        assert file is not None, "its storage is local"
-        self._file = file
+        self._file = discovery_file(config.run.run_url)
         self._known: list[frozenset[str]] = []  # devices of each record
         self._shown: list[tuple[int, frozenset[str]]] = []
         self.events: list[RunEvent] = []

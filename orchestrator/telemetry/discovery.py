@@ -1,7 +1,9 @@
 """The file that tells Prometheus where a run's metrics are, for as long as it runs."""
 
+import hashlib
 import json
 import logging
+import tempfile
 from pathlib import Path
 
 from orchestrator import storage
@@ -9,13 +11,19 @@ from orchestrator import storage
 logger = logging.getLogger(__name__)
 
 
-def discovery_file(run_url: str) -> Path | None:
-    """The file for ``file_sd_configs`` that names a run's exporter; None in a bucket.
+def discovery_file(run_url: str) -> Path:
+    """The file for ``file_sd_configs`` that names a run's exporter.
 
     It lies beside the run's folder: there Prometheus can look for those of all runs, as only the
-    last part of a path may hold a star. It looks at no bucket.
+    last part of a path may hold a star. Prometheus looks at no bucket: for a run in one, it lies
+    in Ray's own folder, next to the file that Ray writes for Prometheus.
     """
-    return storage.local_path(f"{run_url}.prometheus.json")
+    beside = storage.local_path(f"{run_url}.prometheus.json")
+    if beside is not None:
+        return beside
+    which = hashlib.sha256(run_url.encode()).hexdigest()[:8]  # buckets may hold runs of one name
+    name = f"lyray-{run_url.rpartition('/')[2]}-{which}.prometheus.json"
+    return Path(tempfile.gettempdir(), "ray", name)
 
 
 def announce(run_url: str, run: str, address: tuple[str, int]) -> None:
@@ -24,8 +32,6 @@ def announce(run_url: str, run: str, address: tuple[str, int]) -> None:
     Whoever cannot be found trains all the same: a file that cannot be written is a warning.
     """
     file, (host, port) = discovery_file(run_url), address
-    if file is None:
-        return
     found = [{"targets": [f"{host}:{port}"], "labels": {"job": "lyray", "run": run}}]
     try:
         storage.write_bytes(str(file), (json.dumps(found) + "\n").encode())
@@ -36,8 +42,6 @@ def announce(run_url: str, run: str, address: tuple[str, int]) -> None:
 def withdraw(run_url: str) -> None:
     """Nobody listens any more: a target that stays would be one that is down."""
     file = discovery_file(run_url)
-    if file is None:
-        return
     try:
         storage.delete(str(file))
     except OSError as error:

@@ -15,6 +15,7 @@ from compose_spec import PyCompose
 
 from benchmarks.reference_data import DATA
 from orchestrator.core.cluster import known_kinds
+from orchestrator.telemetry.discovery import discovery_file
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERAY = ("raycluster", "rayjob")
@@ -205,7 +206,8 @@ def test_prometheus_is_given_what_its_configuration_reads() -> None:
     (config,) = (PurePosixPath(c.partition("=")[2]) for c in service["command"] if "config" in c)
     assert (mounted[str(config.parent)] / config.name).is_file()
     scraped = yaml.safe_load((DEPLOY / "prometheus" / config.name).read_text())["scrape_configs"]
-    (path,) = scraped[0]["file_sd_configs"][0]["files"]
+    path, in_rays_folder = scraped[0]["file_sd_configs"][0]["files"]
+    assert discovery_file("s3://bucket/run").match(Path(in_rays_folder).name)
     assert posixpath.normpath(config.parent / PurePosixPath(path).parent) in mounted
 
 

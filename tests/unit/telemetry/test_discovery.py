@@ -1,10 +1,11 @@
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from orchestrator import storage
-from orchestrator.telemetry.discovery import announce, discovery_file, withdraw
+from orchestrator.telemetry.discovery import announce, withdraw
 
 
 def test_a_run_is_found_beside_its_folder_until_it_ends(tmp_path: Path) -> None:
@@ -20,12 +21,19 @@ def test_a_run_is_found_beside_its_folder_until_it_ends(tmp_path: Path) -> None:
         assert not file.exists()
 
 
-def test_nothing_is_written_to_a_bucket_where_prometheus_cannot_look() -> None:
-    run_url = "memory://runs/demo"
-    assert discovery_file(run_url) is None
-    announce(run_url, "demo", ("127.0.0.1", 9401))
-    withdraw(run_url)
-    assert storage.list_names("memory://runs") == ()
+def test_a_run_in_a_bucket_is_found_next_to_rays_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for bucket in ("memory://one", "memory://two"):
+        announce(f"{bucket}/demo", "demo", ("127.0.0.1", 9401))
+    one, two = sorted((tmp_path / "ray").glob("lyray-demo-*.prometheus.json"))
+    assert json.loads(one.read_text()) == json.loads(two.read_text())
+    withdraw("memory://one/demo")
+    assert sum(file.exists() for file in (one, two)) == 1
+    withdraw("memory://two/demo")
+    assert list((tmp_path / "ray").iterdir()) == []
+    assert storage.list_names("memory://one") == ()
 
 
 def test_a_run_that_cannot_be_found_trains_all_the_same(

@@ -11,11 +11,13 @@ from orchestrator.control.ledger import Ledger
 from orchestrator.control.plannable import plannable, why_none
 from orchestrator.control.records import Clock, Settled
 from orchestrator.control.scribe import Scribe
+from orchestrator.control.survey import standing_text
 from orchestrator.control.traffic import Traffic, move_traffic, step_traffic
 from orchestrator.control.treasury import Treasury
 from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.durable import ControlState, LedgerEntry
+from orchestrator.core.edits import BudgetNews, budget_changes
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import (
@@ -125,10 +127,31 @@ class Books:
             if all(map(self.estimator.cluster.has, plan.device_ids)):
                 self.grant(plan)
 
-    def follow(self, budget: BudgetOptions) -> None:
-        """Go by another budget from now, a slot's edge, on."""
-        self.treasury.change(budget, self.estimator.cluster.now_s, self.ledger.spent_usd)
-        self.alarms.follow(budget)
+    def follow(self, news: BudgetNews) -> tuple[RunEvent, ...]:
+        """Go by the budget that is wanted from now, a slot's edge, on; returns what to tell of it.
+
+        One that is lowered to less than devices cost that do nothing is refused with a warning.
+        """
+        scribe, warnings = self.scribe, list(news.warnings)
+        wanted = news.wanted or self.treasury.budget
+        changes = budget_changes(self.treasury.budget, wanted)
+        if changes and (refusal := self._refusal(wanted)):
+            warnings.append(f"budget_refused: {news.source}: {refusal}")
+            changes = ()
+        if changes:
+            self.treasury.change(wanted, self.estimator.cluster.now_s, self.ledger.spent_usd)
+            self.alarms.follow(wanted)
+        told = (scribe.note("warning", text) for text in warnings)
+        return (*told, *scribe.budget(changes, news.source))
+
+    def _refusal(self, budget: BudgetOptions) -> str | None:
+        """Why a budget is not followed: it was lowered to what even idling would not keep."""
+        standing = self.estimator.cluster.standing_usd_per_s
+        allowed = budget.average_per_hour_usd / self.clock.per_hour(1.0)
+        lowered = allowed < self.treasury.budget_usd_per_s
+        if budget.allow_idle and lowered and standing > allowed:
+            return standing_text(standing, allowed)
+        return None
 
     @property
     def scribe(self) -> Scribe:

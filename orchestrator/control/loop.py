@@ -14,11 +14,9 @@ from orchestrator.control.records import Settled, all_done, make_record
 from orchestrator.control.recovery import judge
 from orchestrator.control.scaling import Autoscaler, Scene
 from orchestrator.control.statement import control_state, totals
-from orchestrator.control.survey import standing_text
-from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.durable import ControlState
-from orchestrator.core.edits import BudgetNews, NewsOfBudget, budget_changes
+from orchestrator.core.edits import BudgetNews, NewsOfBudget
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import (
@@ -91,7 +89,7 @@ class ControlLoop:
         )
         self._books = Books(options=options, cluster=self.cluster, model=self.model, state=state)
         self._follow_limits()
-        self._wanted = BudgetNews(options.budget, "start")  # of an earlier life it may be another
+        self._at_start = BudgetNews(options.budget, "start")  # an earlier life may know another
         self._headway = Headway()
         self._restarted = state is not None
         self._incumbent = state.plan if state else None
@@ -201,36 +199,20 @@ class ControlLoop:
 
     def _follow_budget(self) -> None:
         """Go by a budget that was edited, from this slot edge on, and write that down."""
-        news, books = self.news_of_budget(), self._books
-        wanted, self._wanted = news if news.wanted else self._wanted, BudgetNews()
-        before, scribe = books.treasury.budget, books.scribe
-        changes = budget_changes(before, wanted.wanted or before)
-        warnings = [*news.warnings]
-        if wanted.wanted and changes and (refusal := self._refusal(wanted.wanted)):
-            warnings.append(f"budget_refused: {wanted.source}: {refusal}")
-            changes = ()
-        for text in warnings:
-            logger.warning("slot %s: %s", books.slot, text)
-        noted = [scribe.note("warning", text) for text in warnings]
-        if wanted.wanted and changes:
-            noted += scribe.budget(changes, wanted.source)
-            books.follow(wanted.wanted)
+        news, books, before = self.news_of_budget(), self._books, self.treasury.budget
+        if news.wanted is None:
+            news = replace(self._at_start, warnings=news.warnings)
+        self._at_start = BudgetNews()
+        noted = books.follow(news)
+        if self.treasury.budget != before:
             self._follow_limits()
             self._restarted = False  # what was decided before goes by the budget of then
-            for change in changes:
-                logger.info("slot %s: %s", books.slot, change.text)
+        for event in noted:
+            level = logging.WARNING if event.kind == "warning" else logging.INFO
+            logger.log(level, "slot %s: %s", books.slot, event.detail)
         if noted:
-            self.book(SlotJournal(events=tuple(noted)))
+            self.book(SlotJournal(events=noted))
             self.save(replace(self._state(), slot=books.slot))
-
-    def _refusal(self, budget: BudgetOptions) -> str | None:
-        """Why a budget is not followed: it was lowered to what even idling would not keep."""
-        standing = self._books.estimator.cluster.standing_usd_per_s
-        allowed = budget.average_per_hour_usd / self._books.clock.per_hour(1.0)
-        lowered = allowed < self.treasury.budget_usd_per_s
-        if budget.allow_idle and lowered and standing > allowed:
-            return standing_text(standing, allowed)
-        return None
 
     def _follow_limits(self) -> None:
         limits, speedup = self.treasury.budget.limits, self.options.billing_speedup

@@ -5,6 +5,7 @@ Needs npm and Chromium. Panels are Grafana's; its server, provisioning and alert
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,22 @@ def why_not() -> str | None:
     return None
 
 
+def chromium() -> str | None:
+    """Where Chromium is; None: nowhere."""
+    return next(filter(None, map(shutil.which, CHROMIUM)), None)
+
+
+def expressions(dashboard: Path) -> list[str]:
+    """Each query of a dashboard."""
+    panels = json.loads(dashboard.read_text("utf-8"))["panels"]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+def filled(expression: str, run: str) -> str:
+    """A query as Grafana asks it, with the run chosen."""
+    return re.sub(r"\$__rate_interval|\$__interval", "1m", expression).replace("$run", run)
+
+
 def install() -> None:
     """Have npm install what package-lock.json pins, where it has not yet."""
     if not (FOLDER / "node_modules").exists():
@@ -51,8 +68,7 @@ def draw(dashboard: Path, answers: dict[str, object], out: Path, theme: str = "d
     page = out / f"{dashboard.stem}-{theme}.html"
     parts = {"theme": theme, "dashboard": content, "answers": answers}
     page.write_text(PAGE.format(**{name: json.dumps(part) for name, part in parts.items()}))
-    chromium = next(filter(None, map(shutil.which, CHROMIUM)))
-    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+    command = [str(chromium()), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
                f"--virtual-time-budget={DRAWN_MS}",
                f"--window-size={WIDTH_PX},{rows * HEIGHT_PX}"]  # fmt: skip
     picture = page.with_suffix(".png")

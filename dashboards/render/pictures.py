@@ -7,7 +7,6 @@ is asked over the time of the run, and ``draw`` makes a picture of each dashboar
 
 import argparse
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -36,12 +35,6 @@ PORT = 29190
 SCRAPE_S = 2
 READY_S = 30.0
 THEME = "light"  # a page of documentation is
-
-
-def expressions(path: Path) -> list[str]:
-    """Each query of a dashboard."""
-    panels = json.loads(path.read_text("utf-8"))["panels"]
-    return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
 @contextmanager
@@ -81,9 +74,8 @@ def is_ready(address: str) -> bool:
 
 def ask(address: str, expression: str, start_s: float, end_s: float) -> list[dict[str, Any]]:
     """The series of a query over some time, as Grafana asks for it."""
-    filled = re.sub(r"\$__rate_interval", "1m", expression).replace("$run", RUN)
     times = {"start": start_s, "end": end_s, "step": SCRAPE_S}
-    query = urllib.parse.urlencode({"query": filled, **times})
+    query = urllib.parse.urlencode({"query": draw.filled(expression, RUN), **times})
     with urllib.request.urlopen(f"{address}/api/v1/query_range?{query}") as answer:
         return list(json.load(answer)["data"]["result"])
 
@@ -103,7 +95,7 @@ def record(folder: Path) -> dict[str, list[dict[str, Any]]]:
         first_s = min(
             float(s["values"][0][0]) for s in ask(address, "lyray_generation", start_s, end_s)
         )
-        return {e: ask(address, e, first_s, end_s) for p in DASHBOARDS for e in expressions(p)}
+        return {e: ask(address, e, first_s, end_s) for p in DASHBOARDS for e in draw.expressions(p)}
 
 
 def main() -> None:

@@ -82,8 +82,7 @@ def test_a_run_asks_for_a_device_that_pays_trains_on_it_and_takes_its_request_ba
     cluster: RayNodes, tmp_path: Path
 ) -> None:
     """ray-project/ray#24875, #52202, #62483: it never waits for what is PENDING."""
-    jobs = Looks(cluster, tmp_path)
-    jobs.wait_until({"small": 1, "asked": None})
+    wait_until(cluster, tmp_path, {"small": 1, "asked": None})
     prices = tmp_path / "prices.csv"
     prices.write_text("time_s,pool,price_per_hour\n0,small,1\n")
     feed = f"cluster.price_feed={{path: {prices}, every_s: 1, max_age_s: 100000}}"
@@ -96,7 +95,8 @@ def test_a_run_asks_for_a_device_that_pays_trains_on_it_and_takes_its_request_ba
     dearer = [f"{now_s + 3 * n},small,{4.0**n}" for n in range(1, 6)]  # a jump is not believed
     prices.write_text("\n".join(["time_s,pool,price_per_hour", "0,small,1", *dearer, ""]))
     run.wait_until(lambda: "given back" in str(run.rows("events.jsonl")))
-    jobs.wait_until({"small": 1, "asked": [one]})  # Ray takes the node away while the run goes on
+    # Ray takes the node away while the run goes on.
+    wait_until(cluster, tmp_path, {"small": 1, "asked": [one]})
     run.process.terminate()
     assert run.process.wait(90) == 143, run.output.read_text()
     events = run.rows("events.jsonl")
@@ -113,7 +113,7 @@ def test_a_run_asks_for_a_device_that_pays_trains_on_it_and_takes_its_request_ba
     assert [row["first_sample"] for row in steps] == [48 * row["step"] for row in steps]
     spent_usd = sum(row["usd"] for row in run.rows("ledger.jsonl"))
     assert run.result()["spent_usd"] == pytest.approx(spent_usd, abs=1e-9)
-    jobs.wait_until({"small": 1, "asked": []})
+    wait_until(cluster, tmp_path, {"small": 1, "asked": []})
     assert not cluster.actors(0)
 
 
@@ -121,7 +121,7 @@ def test_a_node_that_is_killed_and_one_that_comes_for_it_cost_no_sample_and_no_d
     cluster: RayNodes, tmp_path: Path
 ) -> None:
     """The node that comes was not there at the start; the losses are those of one process."""
-    Looks(cluster, tmp_path).wait_until_small(1)
+    wait_until(cluster, tmp_path, {"small": 1})
     cluster.start({1: THIRD})
     third = OPTIONS[0].replace("]", ", {pool: third, kind: three, price_per_hour: 1,"
                                " speed_ratio: 0.01, memory_gib: 4}]")  # fmt: skip
@@ -154,26 +154,14 @@ def test_a_node_that_is_killed_and_one_that_comes_for_it_cost_no_sample_and_no_d
     assert not cluster.actors(1)
 
 
-class Looks:
-    """Looks again and again."""
-
-    def __init__(self, cluster: RayNodes, folder: Path) -> None:
-        self._cluster, self._folder = cluster, folder
-
-    def wait_until_small(self, number: int) -> None:
-        """Wait until so many nodes of the pool are there."""
-        for _ in range(30):
-            if look(self._cluster, self._folder)["small"] == number:
-                return
-        raise AssertionError(f"{number} nodes did not come about")
-
-    def wait_until(self, wanted: dict[str, Any]) -> None:
-        found: dict[str, Any] = {}
-        for _ in range(30):  # each takes a second or more
-            found = look(self._cluster, self._folder)
-            if found == wanted:
-                return
-        raise AssertionError(f"{found}, not {wanted}")
+def wait_until(cluster: RayNodes, folder: Path, wanted: dict[str, Any]) -> None:
+    """Look until all that is wanted is so."""
+    found: dict[str, Any] = {}
+    for _ in range(30):  # each takes a second or more
+        found = look(cluster, folder)
+        if found | wanted == found:
+            return
+    raise AssertionError(f"{found}, not {wanted}")
 
 
 def used(run: Run) -> set[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.jobs.rendering import DASHBOARDS, module
+from tests.rendering import DASHBOARDS, module
 
 draw, grafana_types = module("draw"), module("grafana_types")
 

@@ -1,7 +1,6 @@
 """A real Prometheus scrapes a real run, and every panel of the dashboards shows something."""
 
 import json
-import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from tests.jobs.jobs import Jobs, job_server
 from tests.jobs.prometheus import Prometheus, prometheus
-from tests.jobs.rendering import DASHBOARDS, module
+from tests.rendering import DASHBOARDS, module
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
@@ -29,17 +28,6 @@ def jobs() -> Iterator[Jobs]:
         yield found
 
 
-def expressions(path: Path) -> list[str]:
-    """Each query of a dashboard."""
-    panels: list[dict[str, Any]] = json.loads(path.read_text())["panels"]
-    return [target["expr"] for panel in panels for target in panel["targets"]]
-
-
-def filled(expression: str) -> str:
-    """As Grafana asks it, with the run chosen."""
-    return re.sub(r"\$__rate_interval|\$__interval", "1m", expression).replace("$run", "one")
-
-
 def test_a_run_is_found_scraped_and_forgotten(jobs: Jobs, work: Path, tmp_path: Path) -> None:
     """ray-project/kuberay#1493; sgl-project/sglang#2677: data in Prometheus, empty panels."""
     runs = work.parent / "runs"
@@ -52,9 +40,9 @@ def test_a_run_is_found_scraped_and_forgotten(jobs: Jobs, work: Path, tmp_path: 
         assert (runs / "one.prometheus.json").exists()
         assert {a["labels"]["run"] for a in active(server)} == {"one"}
         answers = {
-            expression: server.history(filled(expression), 60)
+            expression: server.history(draw.filled(expression, "one"), 60)
             for path in DASHBOARDS
-            for expression in expressions(path)
+            for expression in draw.expressions(path)
         }
         assert [expression for expression, found in answers.items() if not found] == []
         names = {rule["name"] for group in server.ask("rules")["groups"] for rule in group["rules"]}

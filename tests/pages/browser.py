@@ -1,25 +1,18 @@
 """Opens pages in Chromium without a network, light and dark, narrow and wide; measures them."""
 
-import importlib.util
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.chromium import console, opened
+
 SCHEMES = {"dark": 0, "light": 1}  # as Chromium numbers them
 WIDTHS = {"phone": 390, "desktop": 1280}  # pixels
-
-_spec = importlib.util.spec_from_file_location("draw", ROOT / "dashboards/render/draw.py")
-assert _spec is not None
-assert _spec.loader is not None
-_draw = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_draw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +29,6 @@ class Seen:
     odd: tuple[str, ...]  # words that no reader should see
     overlaps: tuple[str, ...]  # texts of a drawing over each other, or outside of it
     requests: tuple[str, ...]
-
-
-def why_not() -> str | None:
-    """Why no page can be opened here; None when one can."""
-    if _chromium() is None:
-        return f"there is no {_draw.CHROMIUM[0]} (Debian: apt-get install {_draw.CHROMIUM[0]})"
-    return None
 
 
 def look(pages: Mapping[str, str], scheme: str, out: Path) -> tuple[tuple[Seen, ...], str]:
@@ -69,12 +55,11 @@ def look(pages: Mapping[str, str], scheme: str, out: Path) -> tuple[tuple[Seen, 
     done = _open(harness, scheme, ["--dump-dom", "--virtual-time-budget=20000"])
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found is not None, done.stderr[-2000:]
-    rows: list[dict[str, Any]] = json.loads(_unescaped(found[1]))
+    rows: list[dict[str, Any]] = json.loads(unescape(found[1]))
     seen = tuple(
         Seen(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows
     )
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return seen, "\n".join(said)
+    return seen, console(done)
 
 
 def picture(path: Path, text: str, scheme: str, width: str) -> None:
@@ -94,19 +79,5 @@ def picture(path: Path, text: str, scheme: str, width: str) -> None:
 
 
 def _open(page: Path, scheme: str, options: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    command = [
-        str(_chromium()), "--headless", "--no-sandbox", "--disable-gpu",
-        "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr",
-        f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", *options, page.as_uri(),
-    ]  # fmt: skip
-    return subprocess.run(command, check=True, capture_output=True, text=True)
-
-
-def _chromium() -> str | None:
-    return next(filter(None, map(shutil.which, _draw.CHROMIUM)), None)
-
-
-def _unescaped(text: str) -> str:
-    for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
-        text = text.replace(entity, character)
-    return text
+    scheme_option = f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"
+    return opened(page.as_uri(), scheme_option, *options)

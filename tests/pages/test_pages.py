@@ -20,7 +20,8 @@ from orchestrator.reports.tables import make_row
 from orchestrator.reports.worth import Worth
 from orchestrator.whatif.rehearsal import Rehearsal
 from orchestrator.whatif.rehearsal_page import rehearsal_page
-from tests.pages.browser import SCHEMES, WIDTHS, Seen, look, why_not
+from tests.chromium import why_not
+from tests.pages.browser import SCHEMES, WIDTHS, Seen, look
 from tests.unit.reports.long_run import write_run
 from tests.unit.reports.samples import read_page
 

@@ -3,7 +3,6 @@
 import html
 import json
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.chromium import console, opened, why_not
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,23 +99,18 @@ OPENED = (
 @pytest.fixture(scope="module")
 def seen(site: Path) -> tuple[dict[str, Any], str]:
     """Some pages as a phone shows them, with every other host out of reach; the console."""
-    if (chromium := shutil.which("chromium")) is None:
-        pytest.skip("there is no chromium (Debian: apt-get install chromium)")
+    if reason := why_not():
+        pytest.skip(reason)
     (site / "measure.html").write_text(MEASURE % json.dumps(OPENED), "utf-8")
     handler = partial(SimpleHTTPRequestHandler, directory=str(site))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        done = subprocess.run(
-            [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-             "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--dump-dom",
-             "--virtual-time-budget=60000", f"http://127.0.0.1:{server.server_port}/measure.html"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        address = f"http://127.0.0.1:{server.server_port}/measure.html"
+        done = opened(address, "--dump-dom", "--virtual-time-budget=60000")
         server.shutdown()
     found = re.search(r'<pre id="found">(.+?)</pre>', done.stdout, re.DOTALL)
     assert found, done.stderr[-2000:]
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return json.loads(html.unescape(found[1])), "\n".join(said)
+    return json.loads(html.unescape(found[1])), console(done)
 
 
 def test_pages_fit_a_phone_and_ask_this_host_alone(seen: tuple[dict[str, Any], str]) -> None:

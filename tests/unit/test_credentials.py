@@ -2,8 +2,6 @@
 
 import json
 import logging
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from orchestrator.config import RunConfig
 from orchestrator.credentials import masked
 from orchestrator.ending import ending
 from orchestrator.errors import ConfigError, OrchestratorError
+from tests.price_server import price_server, says
 
 SECRET = "hunter2swordfish"
 
@@ -85,25 +84,14 @@ def test_no_file_is_opened_by_a_url_with_a_password(caplog: pytest.LogCaptureFix
     assert SECRET not in caplog.text
 
 
-class Refusing(BaseHTTPRequestHandler):
-    """A server that lets nobody in; its driver repeats the signed URL in what it says."""
-
-    def do_GET(self) -> None:
-        self.send_error(403)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
 def test_what_is_said_of_a_signed_url_comes_without_the_signature() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/x?signature={SECRET}"
+    """Its driver repeats the signed URL where a server lets nobody in."""
+    with price_server(says(b"", 403)) as server:
+        url = f"{server.url}?signature={SECRET}"
         with pytest.raises(OSError, match="403") as caught:
             storage.read_bytes(url, timeout_s=3.0)
-        server.shutdown()
     assert SECRET not in str(caught.value)
-    assert "/x?signature=***" in str(caught.value)
+    assert "/prices.json?signature=***" in str(caught.value)
 
 
 def test_the_last_words_of_a_command_hold_no_credential(

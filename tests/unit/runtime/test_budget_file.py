@@ -1,5 +1,6 @@
 """The budget of a run's config.yaml, as it is found while the run goes on."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -168,4 +169,7 @@ def test_a_thread_looks_for_itself_and_ends_with_the_block(run: RunConfig) -> No
         write(run, edited(config, total_usd=9))
         while (news := file.news()).wanted is None:
             assert not news.warnings
+        (thread,) = [t for t in threading.enumerate() if t.name == "budget"]
+    thread.join(10.0)
+    assert not thread.is_alive()
     assert news.wanted.total_usd == 9.0

@@ -1,10 +1,10 @@
 """The modules of dashboards/render, which are no package."""
 
 import importlib.util
+from pathlib import Path
 from types import ModuleType
 
-from tests.net.cluster import ROOT
-
+ROOT = Path(__file__).parents[1]
 DASHBOARDS = sorted((ROOT / "dashboards").glob("*.json"))
 
 

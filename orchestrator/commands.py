@@ -52,7 +52,7 @@ def load(
     return config
 
 
-def upload(files: Sequence[str], config: "RunConfig", folder: str) -> None:
+def _tell_upload(files: Sequence[str], config: "RunConfig", folder: str) -> None:
     """Say what ``ray job submit --working-dir FOLDER`` would send for a run of these files."""
     from orchestrator.runtime.upload import look_at_upload
     from orchestrator.support import find_task
@@ -101,7 +101,7 @@ def _validate(
     checked = load(file, overlays, overrides)
     traces_of(checked, ask=False)
     if folder is not None:
-        upload(read_layers(file, overlays or ()).files, checked, folder)
+        _tell_upload(read_layers(file, overlays or ()).files, checked, folder)
     print(f"{file}: fine. {summary(checked)}")
 
 

@@ -199,7 +199,7 @@ def _prepare(layers: Layers) -> None:
     prices = [i for i, o in enumerate(offers) if isinstance(o, dict) and _is_price_only(o)]
     if cluster.get("source") == "ray":
         for offer in [offer for offer in offers if isinstance(offer, dict)]:
-            offer.setdefault("billed", "while_present")  # nothing scales the cluster down
+            offer.setdefault("billed", "while_present")  # Ray takes no node away at once
         for index in prices:
             del offers[index]["count"]  # it will be what is found
     elif prices:

@@ -68,7 +68,7 @@ class OfferOptions:
     """Devices of the pool. 0: this is a price only, in a file that others include or overlay."""
 
     min_count: int = 0
-    """With ``cluster.autoscaler``: so many devices of the pool are never given back."""
+    """With ``max_count``: so many devices of the pool are never given back."""
 
     max_count: int | None = None
     """With ``cluster.autoscaler``: the pool may grow to so many devices; absent: let it alone."""
@@ -116,6 +116,11 @@ class OfferOptions:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} is {value} in pool {self.pool!r}; it must be positive")
+        if self.max_count is None and self.min_count:
+            raise ValueError(
+                f"min_count is {self.min_count} in pool {self.pool!r}, which has no max_count: "
+                "without it the pool is let alone; write max_count, too, or neither"
+            )
         if self.max_count is not None and not 0 <= self.min_count <= self.max_count:
             raise ValueError(
                 f"min_count is {self.min_count} and max_count {self.max_count} in pool "

@@ -42,6 +42,7 @@ LANES = (
     Lane("notices", ("notice",), "M-1 -5h2v6h-2zM-1 3h2v2h-2z", "c2"),
     Lane("recoveries", ("recovered", "resumed"), "M-1 -4h2v3h3v2h-3v3h-2v-3h-3v-2h3z", "good"),
     Lane("joins", ("joined",), "M-3 -4l7 4-7 4z", "c1"),
+    Lane("scaling", ("scale",), "M0 -4l4 4h-3v4h-2v-4h-3z", "c5"),
     Lane("stragglers", ("straggler",), "M-5 -1h10v3h-10z", "bad"),
     Lane("prices", ("price",), "M-3 -3h6v6h-6z", "c4"),
     Lane("checkpoints", ("checkpoint",), "M-2 -4h4l2 2v4l-2 2h-4l-2-2v-4z", "c7"),

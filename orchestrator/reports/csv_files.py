@@ -23,6 +23,7 @@ _SLOTS = {
     "predicted_cost_usd_per_hour": "predicted.cost_per_hour_usd",
     "measured_cost_usd_per_hour": "measured.cost_per_hour_usd",
     "spent_usd": "spent_usd", "budget_usd": "budget_usd",
+    "budget_usd_per_hour": "budget_per_hour_usd",
     "overspend_bound_usd": "overspend_bound_usd", "backlog_usd": "backlog_usd",
     "progress_backlog_usd": "progress_backlog_usd", "forgiven_usd": "forgiven_usd",
     "penalty_weight": "penalty_weight",
@@ -32,7 +33,7 @@ _SLOTS = {
     "grad_norm": "grad_norm", "lr": "lr", "solve_s": "solve_s", "migration_s": "migration_s",
     "moved_bytes": "moved_bytes", "control_cpu_s": "control_cpu_s",
     "num_operations": "num_operations", "num_late": "num_late", "stragglers": "stragglers",
-    "fallbacks": "fallbacks",
+    "fallbacks": "fallbacks", "requested_devices": "requested",
 }  # fmt: skip
 _STEPS = {
     name: name
@@ -46,7 +47,8 @@ _LEDGER = {
 }  # fmt: skip
 _EVENTS = {
     "billed_time_s": "time_s", "slot": "slot", "kind": "kind", "device": "device",
-    "cause": "cause", "duration_s": "duration_s", "detail": "detail",
+    "cause": "cause", "duration_s": "duration_s", "detail": "detail", "budget_key": "key",
+    "old": "old", "new": "new", "source": "source",
 }  # fmt: skip
 _EVALUATIONS = ("step", "loss", "samples", "eval_s", "best")
 

@@ -2,10 +2,12 @@
 
 import re
 from html import unescape
+from typing import get_args
 
 import pytest
 
-from orchestrator.reports.band_chart import MAX_STRETCHES, band_chart
+from orchestrator.core.slot import RunEventKind
+from orchestrator.reports.band_chart import LANES, MAX_STRETCHES, band_chart
 from orchestrator.reports.lives import Life, Lives, Place, Stretch
 from orchestrator.reports.time_axis import LEFT, RIGHT, WIDTH, TimeAxis
 
@@ -110,6 +112,11 @@ def test_events_are_marked_in_lanes_with_their_reason_and_a_loss_on_its_band_too
     for lane in ("re-plans", "budget", "losses", "prices"):
         assert f">{lane}<" in drawn
     assert ">checkpoints<" not in drawn
+
+
+def test_every_kind_of_event_has_a_lane_but_those_that_begin_or_end_a_run() -> None:
+    shown = {kind for lane in LANES for kind in lane.kinds}
+    assert set(get_args(RunEventKind)) - shown == {"started", "code", "finished", "stopped"}
 
 
 @pytest.mark.parametrize("num_devices", [20, 200])

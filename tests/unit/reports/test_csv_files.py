@@ -1,6 +1,7 @@
 """A run as CSV files, read back."""
 
 import csv
+import json
 import math
 from pathlib import Path
 
@@ -46,6 +47,19 @@ def test_what_is_read_back_has_the_same_numbers(run_dir: str, tmp_path: Path) ->
     plans = rows_of(out / "plans.csv")
     spans = {(int(r["first_slot"]), float(r["billed_from_s"]), r["reason"]) for r in plans}
     assert spans == {(s.first_slot, s.from_s, s.reason) for s in found.plans}
+
+
+def test_a_change_of_the_budget_keeps_its_key_and_values(run_dir: str, tmp_path: Path) -> None:
+    change = {"kind": "budget_changed", "key": "budget.total_usd", "old": None, "new": 50.0,
+              "source": "config.yaml", "detail": "raised"}  # fmt: skip
+    with (Path(run_dir) / "events.jsonl").open("a") as file:
+        file.write(json.dumps(change) + "\n")
+    write_csv(read_run(run_dir), str(tmp_path / "out"))
+    row = rows_of(tmp_path / "out" / "events.csv")[-1]
+    told = row["budget_key"], row["old"], row["new"], row["source"]
+    assert told == ("budget.total_usd", "", "50.0", "config.yaml")
+    slots = rows_of(tmp_path / "out" / "slots.csv")
+    assert {(r["budget_usd_per_hour"], r["requested_devices"]) for r in slots} == {("4.0", "{}")}
 
 
 def test_files_of_others_stay_and_ours_are_renewed(run_dir: str, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+from tests.markdown import blocks
+
 _NAMED = re.compile(r"# (\S+\.(?:py|yaml))\n")
 _COMMENT = re.compile(r"\s+# .*$")
 _SCRIPT = "script.py"
@@ -30,7 +31,7 @@ def read(path: Path) -> Readme:
     commands: list[str] = []
     files: dict[str, str] = {}
     shown: set[str] = set()
-    for kind, text in _BLOCK.findall(path.read_text("utf-8").split(_END)[0]):
+    for kind, text in blocks(path.read_text("utf-8").split(_END)[0]):
         if kind == "bash":
             commands += [_COMMENT.sub("", line) for line in text.splitlines() if line]
         elif named := _NAMED.match(text):

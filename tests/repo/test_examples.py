@@ -25,6 +25,7 @@ from orchestrator.support import find_task
 from orchestrator.whatif.plans import what_if
 from orchestrator.whatif.rehearsal import rehearse
 from orchestrator.whatif.scenario import load_scenario
+from tests.markdown import blocks_of
 
 ROOT = Path(__file__).parents[2]
 BUDGETS = ("laptop", "mixed_lab", "spot_cloud", "two_zones", "weekend")
@@ -51,7 +52,7 @@ def test_a_scenario_is_valid_for_the_example_of_its_name(path: Path) -> None:
 
 
 def test_the_profiles_shown_on_the_pages_and_beside_the_examples_are_read() -> None:
-    texts = [b for page in PAGES for b in re.findall(r"```json\n(.*?)```", page.read_text(), re.S)]
+    texts = [block for page in PAGES for block in blocks_of({"json"}, page.read_text())]
     shown = [text for text in texts if "lyray.profile" in text]
     assert shown, "docs/config.md shows a profile"
     for text in [*shown, *(path.read_text() for path in ROOT.glob("examples/*_profile.json"))]:
@@ -62,7 +63,7 @@ def commands() -> list[str]:
     """Lines of the pages' shell blocks that call lyray."""
     found = []
     for page in PAGES:
-        for block in re.findall(r"```(?:bash|sh|console)\n(.*?)```", page.read_text(), re.S):
+        for block in blocks_of({"bash", "sh", "console"}, page.read_text()):
             lines = (line.strip().removeprefix("$ ") for line in block.splitlines())
             found += [line for line in lines if line.startswith(("lyray ", "ray job submit"))]
     return found
@@ -80,8 +81,8 @@ def test_the_commands_of_the_pages_parse() -> None:
 
 
 def test_the_run_files_shown_on_the_pages_are_valid() -> None:
-    blocks = [b for page in PAGES for b in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.S)]
-    whole = [block for block in blocks if "\ntraining:" in block and "\nbudget:" in block]
+    shown = [block for page in PAGES for block in blocks_of({"yaml"}, page.read_text())]
+    whole = [block for block in shown if "\ntraining:" in block and "\nbudget:" in block]
     assert whole, "README.md shows a whole run file"
     for block in whole:
         build_cluster(RunConfig.parse(block).cluster)

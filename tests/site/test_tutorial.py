@@ -1,6 +1,5 @@
 """What the tutorial adds to the commands of the README works as written, in its order."""
 
-import re
 import shlex
 import subprocess
 import sys
@@ -8,24 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.markdown import blocks, blocks_of
+
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 
 
 def included(name: str) -> str:
     """The code of a section of the README."""
     text = (ROOT / "README.md").read_text("utf-8")
     section = text.partition(f"[start:{name}] -->")[2].partition("<!-- --8<-- [end")[0]
-    found = BLOCK.search(section)
-    assert found, name
-    return found[2]
+    return blocks(section)[0][1]
 
 
 def commands() -> list[str]:
     page = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
-    lines = [
-        line for kind, block in BLOCK.findall(page) if kind == "bash" for line in block.split("\n")
-    ]
+    lines = [line for block in blocks_of({"bash"}, page) for line in block.split("\n")]
     return [line for line in lines if line.startswith("lyray ")]
 
 

@@ -408,10 +408,7 @@ def growth(num_devices: int, num_slots: int, seed: int) -> tuple[Figure, ...]:
 
 
 def _series(exporter: Exporter) -> list[str]:
-    from prometheus_client import generate_latest  # noqa: PLC0415 - its one door is the exporter
-
-    page = generate_latest(exporter.registry).decode()
-    return [line for line in page.splitlines() if not line.startswith("#")]
+    return [line for line in exporter.page().splitlines() if not line.startswith("#")]
 
 
 def _device_of(series: str) -> str | None:

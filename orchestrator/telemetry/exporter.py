@@ -3,29 +3,34 @@
 import errno
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.evaluation import LOSS, Evaluation
-from orchestrator.core.slot import PHASES, SlotJournal, SlotRecord, StepReport
+from orchestrator.core.slot import SlotJournal, SlotRecord, StepReport
 from orchestrator.errors import ConfigError
+from orchestrator.telemetry.gauges import (
+    Gauges,
+    Series,
+    device_series,
+    phase_series,
+    plan_series,
+)
 from orchestrator.telemetry.metrics import METRICS, PREFIX, reason_label
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client import CollectorRegistry, Counter, Histogram
 
 logger = logging.getLogger(__name__)
 
 MAX_PORTS_TRIED = 100
 
-Series = Mapping[tuple[str, ...], float]
-"""Values of a gauge by its labels, without ``run``."""
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _WORTH = ("marginal_value_samples_per_second", "break_even_usd_per_hour", "same_cost_usd_per_hour")
 
@@ -44,7 +49,8 @@ class Exporter:
     """Listens for Prometheus and holds every series of one run.
 
     ``slot`` and ``journal`` are sinks of the control loop. Series of what is gone vanish with
-    the next slot.
+    the next slot. What is shown of a thousand devices is made of the newest slot when a scrape
+    asks for it: there are fewer scrapes than slots.
     """
 
     def __init__(self, port: int, host: str, run: str, facts: RunFacts | None = None) -> None:
@@ -58,12 +64,13 @@ class Exporter:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._run = run
         self._facts = facts or RunFacts()
-        self.registry: CollectorRegistry = prometheus_client.CollectorRegistry()
+        self._registry: CollectorRegistry = prometheus_client.CollectorRegistry()
         self._counters: dict[str, Counter] = {}
-        self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
         self._declare()
-        self._shown: dict[str, dict[tuple[str, ...], Gauge]] = defaultdict(dict)
+        self._gauges = Gauges(run)
+        self._record: SlotRecord | None = None
+        self._reports: tuple[StepReport, ...] = ()
         self._set("build_info", 1.0, _version())
         self._server: WSGIServer | None = self._listen(port, host)
         self.address = (host, int(self._server.server_port))
@@ -77,6 +84,15 @@ class Exporter:
         if server is not None:
             server.shutdown()
             server.server_close()
+
+    def page(self) -> str:
+        """What a scrape is answered: every series, in the text format of Prometheus (0.0.4)."""
+        from prometheus_client import generate_latest  # noqa: PLC0415 - as above
+
+        more = phase_series(self._reports) if self._reports else {}
+        if record := self._record:
+            more |= device_series(record) | plan_series(record.next_plan, self._facts.strategy)
+        return generate_latest(self._registry).decode() + self._gauges.text(more)
 
     def journal(self, journal: SlotJournal) -> None:
         """Count what a slot adds: steps, samples, dollars, losses."""
@@ -95,7 +111,7 @@ class Exporter:
                 self._observe("recovery_duration_seconds", event.duration_s or 0.0)
             elif event.kind in ("alarm", "warning"):
                 self._count("warnings_total", 1, reason_label(event.detail))
-        self._show_phases(journal.reports)
+        self._reports = journal.reports or self._reports  # the newest that there are
 
     def _count_money(self, ledger: Iterable[LedgerEntry]) -> None:
         """A line a device, a series a pool or zone."""
@@ -124,8 +140,8 @@ class Exporter:
         self._show_money(record)
         self._show_worth(record)
         self._show_rates(record)
-        self._show_devices(record)
-        self._show_plan(record)
+        self._set_all("requested_devices", {(p,): float(n) for p, n in record.requested})
+        self._record = record
         self._count("decisions_total", 1, record.decision, reason_label(record.reason))
         self._count("control_cpu_seconds_total", record.control_cpu_s)
         self._observe("planning_duration_seconds", record.solve_s)
@@ -138,27 +154,6 @@ class Exporter:
         left = max(0, self._facts.num_samples - record.samples)
         samples: Series = {("committed",): record.samples, ("open",): left}
         self._set_all("lease_samples", samples)
-
-    def _show_phases(self, reports: tuple[StepReport, ...]) -> None:
-        if not reports:
-            return
-        by_group: dict[int, dict[str, list[StepReport]]] = defaultdict(lambda: defaultdict(list))
-        for report in reports:
-            by_group[report.group_index][report.device_id].append(report)
-        phases: dict[tuple[str, ...], float] = {}
-        bubbles: dict[tuple[str, ...], float] = {}
-        for group_index, by_device in by_group.items():
-            busiest = max(by_device.values(), key=lambda mine: fmean(r.compute_s for r in mine))
-            for phase in PHASES:
-                seconds = fmean(getattr(r, f"{phase}_s") for r in busiest)
-                phases[str(group_index), phase] = seconds
-            every = [r for mine in by_device.values() for r in mine]
-            held_s = sum(r.step_s for r in every)
-            idle_s = held_s - sum(r.compute_s for r in every)
-            bubbles[(str(group_index),)] = idle_s / held_s if held_s else 0.0
-            phases[str(group_index), "bubble"] = idle_s / len(every)
-        self._set_all("step_phase_seconds", phases)
-        self._set_all("bubble_ratio", bubbles)
 
     def _show_money(self, record: SlotRecord) -> None:
         self._set("spent_usd", record.spent_usd)
@@ -214,34 +209,6 @@ class Exporter:
         if record.num_operations:
             self._set("emulation_late_ratio", record.num_late / record.num_operations)
 
-    def _show_devices(self, record: SlotRecord) -> None:
-        counts: dict[tuple[str, ...], float] = defaultdict(float)
-        for view in record.devices:
-            if view.state != "lost":
-                counts[view.kind, view.pool, view.state] += 1
-        present = [view for view in record.devices if view.state != "lost"]
-        self._set_all("devices", counts)
-        self._set_all("requested_devices", {(p,): float(n) for p, n in record.requested})
-        self._set_all("device_slowdown_ratio", {(v.device_id,): v.slowdown for v in present})
-        self._set_all("device_straggler", {(v.device_id,): float(v.straggler) for v in present})
-        up: Series = {(v.device_id,): float(v.state != "lost") for v in record.devices}
-        self._set_all("worker_up", up)
-        for name, rates in (("", record.measured), ("predicted_", record.predicted)):
-            peaks: Series = {(d,): float(size) for d, size in rates.peak_memory_bytes}
-            self._set_all(f"{name}peak_memory_bytes", peaks)
-
-    def _show_plan(self, record: SlotRecord) -> None:
-        plan = record.next_plan
-        self._set("generation", plan.generation)
-        self._set("groups", len(plan.groups))
-        stages: Series = {
-            (str(g),): float(len(group.stages)) for g, group in enumerate(plan.groups)
-        }
-        counts: Series = {(str(g),): float(len(x.microbatches)) for g, x in enumerate(plan.groups)}
-        self._set_all("stages", stages)
-        self._set_all("num_microbatches", counts)
-        self._set_all("plan_info", {(plan.schedule, self._facts.strategy): 1.0})
-
     # Series --------------------------------------------------------------------------
 
     def _declare(self) -> None:
@@ -251,13 +218,11 @@ class Exporter:
             full, labels = PREFIX + name, ("run", *metric.labels)
             if metric.kind == "counter":
                 self._counters[name] = client.Counter(
-                    full, metric.text, labels, registry=self.registry
+                    full, metric.text, labels, registry=self._registry
                 )
-            elif metric.kind == "gauge":
-                self._gauges[name] = client.Gauge(full, metric.text, labels, registry=self.registry)
-            else:
+            elif metric.kind == "histogram":
                 self._histograms[name] = client.Histogram(
-                    full, metric.text, labels, registry=self.registry, buckets=metric.buckets
+                    full, metric.text, labels, registry=self._registry, buckets=metric.buckets
                 )
 
     def _listen(self, port: int, host: str) -> "WSGIServer":
@@ -265,7 +230,7 @@ class Exporter:
 
         for tried in range(port, min(port + MAX_PORTS_TRIED, 65536)):
             try:
-                server, _ = start_http_server(tried, host, self.registry)
+                server, _ = start_http_server(tried, host, self._registry)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise ConfigError(
@@ -273,32 +238,32 @@ class Exporter:
                         "address of this machine, for example 127.0.0.1, and a port you may use"
                     ) from None
             else:
+                server.set_app(self._answer)
                 return server
         raise ConfigError(
             f"metrics.port: ports {port} to {port + MAX_PORTS_TRIED - 1} of {host} are taken; "
             "write 0 for any free port"
         )
 
+    def _answer(
+        self, request: Mapping[str, object], start: Callable[[str, list[tuple[str, str]]], object]
+    ) -> list[bytes]:
+        """Answer a request, whatever it asks for, with the page; it is called by its own thread."""
+        body = b"" if request["REQUEST_METHOD"] == "OPTIONS" else self.page().encode()
+        start("200 OK", [("Content-Type", CONTENT_TYPE), ("Content-Length", str(len(body)))])
+        return [body]
+
     def _count(self, name: str, amount: float, *labels: str) -> None:
         self._counters[name].labels(self._run, *labels).inc(amount)
 
     def _set(self, name: str, value: float, *labels: str) -> None:
-        self._gauges[name].labels(self._run, *labels).set(value)
+        self._gauges.show(name, {labels: value})
 
     def _observe(self, name: str, value: float) -> None:
         self._histograms[name].labels(self._run).observe(value)
 
     def _set_all(self, name: str, values: Series) -> None:
-        """Show exactly these series of a gauge: those of the slot before that are gone vanish."""
-        gauge, shown = self._gauges[name], self._shown[name]
-        for labels, value in values.items():
-            series = shown.get(labels)
-            if series is None:  # looking one up takes ten times as long as setting it
-                series = shown[labels] = gauge.labels(self._run, *labels)
-            series.set(value)
-        for labels in shown.keys() - values.keys():
-            gauge.remove(self._run, *labels)
-            del shown[labels]
+        self._gauges.show(name, values)
 
 
 def _version() -> str:

@@ -5,11 +5,13 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import inf
 from typing import get_args
 from urllib.request import urlopen
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.builders import make_device, make_group, make_plan
 from orchestrator.core.budget import BudgetOptions
@@ -26,6 +28,7 @@ from orchestrator.core.slot import (
 from orchestrator.core.view import DeviceView, Rates
 from orchestrator.errors import ConfigError
 from orchestrator.telemetry.exporter import Exporter, RunFacts
+from orchestrator.telemetry.gauges import Gauges
 from orchestrator.telemetry.metrics import METRICS, REASONS, MetricsOptions
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_usd", "_per_second", "_per_hour", "_per_usd")
@@ -142,7 +145,10 @@ def scrape(exporter: Exporter) -> str:
 
 
 def value(exporter: Exporter, name: str, **labels: str) -> float | None:
-    return exporter.registry.get_sample_value(f"lyray_{name}", {"run": "demo", **labels})
+    wanted = f"lyray_{name}", {"run": "demo", **labels}
+    families = text_string_to_metric_families(exporter.page())
+    found = (s.value for family in families for s in family.samples if (s.name, s.labels) == wanted)
+    return next(found, None)
 
 
 def test_every_name_carries_its_unit() -> None:
@@ -265,6 +271,25 @@ def test_series_of_a_departed_device_vanish(exporter: Exporter) -> None:
     assert value(exporter, "worker_up", device="gpu-2") == 0.0
     exporter.slot(make_record(2))
     assert 'device="gpu-2"' not in scrape(exporter)
+
+
+def test_whatever_a_label_or_a_value_is_a_reader_of_the_page_finds_it() -> None:
+    gauges = Gauges('a "run"')
+    values = {("a\\b\n",): 0.1, ("plus",): inf, ("minus",): -inf, ("large",): 10**20}
+    gauges.show("price_age_seconds", values)
+    (family,) = (f for f in text_string_to_metric_families(gauges.text({})) if f.samples)
+    found = {(s.labels["pool"],): s.value for s in family.samples}
+    assert found == values
+    assert {s.labels["run"] for s in family.samples} == {'a "run"'}
+
+
+def test_a_page_that_was_asked_for_before_shows_the_slot_of_now(exporter: Exporter) -> None:
+    for slowdown, state in ((1.5, "used"), (2.0, "idle"), (1.5, "used")):
+        now = replace(view("gpu-0", state), slowdown=slowdown)
+        exporter.slot(replace(make_record(), devices=(now,)))
+        assert value(exporter, "device_slowdown_ratio", device="gpu-0") == slowdown
+        assert value(exporter, "devices", kind="gpu", pool="gpu", state=state) == 1
+        assert value(exporter, "device_slowdown_ratio", device="gpu-1") is None
 
 
 def test_series_of_a_group_that_no_longer_exists_vanish(exporter: Exporter) -> None:

@@ -64,6 +64,13 @@ OVERVIEW = Page(
             newest=True,
         ),
         Panel(
+            "Budget used up",
+            "dateTimeFromNow",
+            {"used up": f"lyray_budget_exhaustion_timestamp_seconds{RUN} * 1000"},
+            "If money goes as in the last billed hour; empty while nothing is spent.",
+            newest=True,
+        ),
+        Panel(
             "Step time",
             "s",
             {
@@ -99,7 +106,12 @@ OVERVIEW = Page(
         Panel(
             "Spent",
             "currencyUSD",
-            {"spent": f"lyray_spent_usd{RUN}", "backlog": f"lyray_backlog_usd{RUN}"},
+            {
+                "spent": f"lyray_spent_usd{RUN}",
+                "whole budget": f"lyray_spent_usd{RUN} / lyray_budget_spent_ratio{RUN}",
+                "backlog": f"lyray_backlog_usd{RUN}",
+            },
+            "The whole budget is the hard cap, else what the average allows over its horizon.",
         ),
         Panel(
             "The plan",
@@ -142,6 +154,12 @@ DEVICES = Page(
             "Measured compute time over the device's own prediction; 1 is healthy.",
         ),
         Panel(
+            "Utilisation",
+            "percentunit",
+            {"{{device}}": f"lyray_device_utilization_ratio{RUN}"},
+            "Share of the time that a device was held in a slot in which it computed.",
+        ),
+        Panel(
             "Bubbles",
             "percentunit",
             {"group {{group}}": f"lyray_bubble_ratio{RUN}"},
@@ -160,8 +178,9 @@ DEVICES = Page(
             {
                 "{{device}}": f"lyray_peak_memory_bytes{RUN}",
                 "{{device}} predicted": f"lyray_predicted_peak_memory_bytes{RUN}",
+                "{{device}} has": f"lyray_device_memory_bytes{RUN}",
             },
-            "Most in use in a slot, against what the plan reckons with.",
+            "Most in use in a slot, against what the plan reckons with and what there is.",
         ),
         Panel(
             "Workers",
@@ -177,6 +196,18 @@ DEVICES = Page(
                 "group {{group}}: {{phase}}": 'lyray_step_phase_seconds{run="$run",'
                 'phase=~"receive|reduce|data"}'
             },
+        ),
+        Panel(
+            "Links",
+            "Bps",
+            {"{{source_zone}} to {{target_zone}}": f"lyray_link_bandwidth_bytes_per_second{RUN}"},
+            "Slowest path between devices of two zones, as the planner reckons with it.",
+        ),
+        Panel(
+            "Latency of links",
+            "s",
+            {"{{source_zone}} to {{target_zone}}": f"lyray_link_latency_seconds{RUN}"},
+            "Longest between devices of two zones.",
         ),
         Panel(
             "Samples by status",
@@ -292,7 +323,7 @@ def _view(panel: Panel) -> stat.Panel | timeseries.Panel:
         .description(panel.text)
         .unit(panel.unit)
         .datasource(DATASOURCE)
-        .span(WIDTH // 2)
+        .span(WIDTH // 3 if panel.newest else WIDTH // 2)
     )
     if panel.stacked and isinstance(view, timeseries.Panel):
         stacks = common.StackingConfig().mode(StackingMode.NORMAL)

@@ -209,6 +209,7 @@ class Books:
             steps=steps,
             reports=observation.reports,
             lost=tuple(e.device_id for e in observation.events if isinstance(e, DeviceLost)),
+            usage=observation.usage,
         )
         return settled, SlotJournal(observation.reports, steps, entries, events, undone_from)
 

@@ -1,5 +1,6 @@
 """What a slot looks like from outside: rates predicted and measured, devices, events."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
@@ -8,8 +9,9 @@ from typing import TYPE_CHECKING
 from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.cluster import ClusterState
 from orchestrator.core.plan import Plan
-from orchestrator.core.slot import CommittedStep, SlotRecord, StepEstimate, StepReport
+from orchestrator.core.slot import CommittedStep, SlotRecord, StepEstimate, StepReport, Usage
 from orchestrator.core.view import DeviceView, Rates, Spread, StepSpreads
+from orchestrator.telemetry.links import zone_paths
 from orchestrator.telemetry.prices import PriceDoubt
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class Settled:
     steps: tuple[CommittedStep, ...] = ()
     reports: tuple[StepReport, ...] = ()
     lost: tuple[str, ...] = ()  # devices
+    usage: tuple[Usage, ...] = ()
 
     @property
     def elapsed_s(self) -> float:
@@ -45,6 +48,7 @@ class Settled:
             steps=self.steps + later.steps,
             reports=self.reports + later.reports,
             lost=self.lost + later.lost,
+            usage=self.usage + later.usage,
         )
 
 
@@ -136,6 +140,7 @@ def make_record(slot: Settled, choice: "Choice", totals: Totals, clock: Clock) -
         overhead_ratio=totals.overhead_ratio,
         budget=totals.budget,
         requested=choice.requested,
+        paths=zone_paths(cluster),
     )
 
 
@@ -213,7 +218,7 @@ def device_views(
     cluster: ClusterState, plan: Plan, slot: Settled, stragglers: Sequence[str], clock: Clock
 ) -> tuple[DeviceView, ...]:
     """Every present device and those that were lost in the slot, by id; ``plan`` is the next."""
-    used, steps = set(plan.device_ids), step_spreads(slot)
+    used, steps, busy = set(plan.device_ids), step_spreads(slot), utilization_ratios(slot)
     present = [
         DeviceView(
             device_id=device.device_id,
@@ -224,6 +229,8 @@ def device_views(
             straggler=device.device_id in stragglers,
             price_per_hour=clock.per_hour(cluster.price_usd_per_s(device.device_id)),
             steps=steps.get(device.device_id),
+            memory_bytes=device.memory_bytes,
+            utilization_ratio=busy.get(device.device_id),
         )
         for device in cluster.devices
     ]
@@ -244,6 +251,20 @@ def step_spreads(slot: Settled) -> dict[str, StepSpreads]:
         )
         for device_id, reports in _by_device(slot).items()
     }
+
+
+def utilization_ratios(slot: Settled) -> dict[str, float]:
+    """By device that was held in the slot, the share of that time in which it computed.
+
+    A step counts where it ends: one that began in the slot before may fill more than this one.
+    """
+    held_s: dict[str, float] = defaultdict(float)
+    busy_s: dict[str, float] = defaultdict(float)
+    for used in slot.usage:
+        held_s[used.device_id] += used.to_s - used.from_s
+    for report in slot.reports:
+        busy_s[report.device_id] += report.compute_s
+    return {d: min(1.0, busy_s[d] / whole_s) for d, whole_s in held_s.items() if whole_s > 0}
 
 
 def _spread(times_s: Sequence[float]) -> Spread:

@@ -9,7 +9,7 @@ from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Migration, Plan
 from orchestrator.core.training import ActivationCheckpointing, TrainingOptions
-from orchestrator.core.view import DeviceView, Rates
+from orchestrator.core.view import DeviceView, Rates, ZonePath
 
 DecisionKind = Literal["keep", "reassign", "switch", "idle"]
 PHASES = ("compute", "receive", "reduce", "update", "data")
@@ -321,6 +321,7 @@ class SlotRecord:
     overhead_ratio: float = 0.0  # of the time that plans are held, what makes no samples
     budget: BudgetOptions | None = None  # in force from now on
     requested: tuple[tuple[str, int], ...] = ()  # devices that are wished for, by pool
+    paths: tuple[ZonePath, ...] = ()  # between the zones of present devices, as estimated
 
 
 OutcomeStatus = Literal["finished", "budget", "stopped"]

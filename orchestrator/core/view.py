@@ -34,6 +34,18 @@ class DeviceView:
     straggler: bool
     price_per_hour: float
     steps: StepSpreads | None = None  # in the slot that ended; None: no steps of its plan
+    memory_bytes: int = 0  # all that it has; a lost one: 0
+    utilization_ratio: float | None = None  # computing, of the time held; None: not held
+
+
+@dataclass(frozen=True, slots=True)
+class ZonePath:
+    """The slowest path from one zone to another, or inside one, that planning reckons with."""
+
+    source_zone: str
+    target_zone: str
+    bandwidth_bytes_per_s: float
+    latency_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,7 +220,10 @@ def _device_data(view: DeviceView) -> dict[str, Json]:
         "slowdown": view.slowdown,
         "straggler": view.straggler,
         "price_per_hour": view.price_per_hour,
+        "memory_bytes": view.memory_bytes,
     }
+    if view.utilization_ratio is not None:
+        data["utilization_ratio"] = float(f"{view.utilization_ratio:.4g}")
     if view.steps is not None:  # least, median and most of the slot's steps
         data["compute_s"] = _spread_data(view.steps.compute)
         data["wait_s"] = _spread_data(view.steps.wait)

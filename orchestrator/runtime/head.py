@@ -314,6 +314,8 @@ class Head:
             strategy=config.control.strategy,
             zone_of_pool={offer.pool: offer.zone for offer in rig.cluster.offers},
             num_samples=rig.num_samples,
+            billing_speedup=config.emulation.billing_speedup,
+            unix_time=time.time,
         )
         exporter = Exporter(config.metrics.port, config.metrics.host, config.run.name, facts)
         announce(config.run.run_url, config.run.name, exporter.address)

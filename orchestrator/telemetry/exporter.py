@@ -16,10 +16,12 @@ from orchestrator.telemetry.gauges import (
     Gauges,
     Series,
     device_series,
+    path_series,
     phase_series,
     plan_series,
 )
 from orchestrator.telemetry.metrics import METRICS, PREFIX, reason_label
+from orchestrator.telemetry.spending import Spending
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -43,6 +45,10 @@ class RunFacts:
     zone_of_pool: Mapping[str, str] = field(default_factory=dict)
     num_samples: int = 0
     """Samples of the whole run."""
+
+    billing_speedup: float = 1.0
+    unix_time: Callable[[], float] | None = None
+    """The clock; without one there are no timestamps."""
 
 
 class Exporter:
@@ -69,6 +75,7 @@ class Exporter:
         self._histograms: dict[str, Histogram] = {}
         self._declare()
         self._gauges = Gauges(run)
+        self._spending = Spending()
         self._record: SlotRecord | None = None
         self._reports: tuple[StepReport, ...] = ()
         self._set("build_info", 1.0, _version())
@@ -91,7 +98,8 @@ class Exporter:
 
         more = phase_series(self._reports) if self._reports else {}
         if record := self._record:
-            more |= device_series(record) | plan_series(record.next_plan, self._facts.strategy)
+            more |= device_series(record) | path_series(record.paths)
+            more |= plan_series(record.next_plan, self._facts.strategy)
         return generate_latest(self._registry).decode() + self._gauges.text(more)
 
     def journal(self, journal: SlotJournal) -> None:
@@ -160,6 +168,7 @@ class Exporter:
         if record.budget is not None:
             self._set("budget_usd_per_hour", record.budget.average_per_hour_usd)
             self._set("budget_spent_ratio", record.spent_usd / record.budget.whole_usd)
+        self._show_exhaustion(self._spending.lasts_s(record))
         self._set("overspend_bound_usd", record.overspend_bound_usd)
         self._set("backlog_usd", record.backlog_usd)
         self._set("penalty_weight", record.penalty_weight)
@@ -172,6 +181,12 @@ class Exporter:
         if record.coherence_s is not None:
             self._set("coherence_seconds", record.coherence_s)
         self._set_all("price_age_seconds", {(p,): age_s for p, age_s in record.price_age_s})
+
+    def _show_exhaustion(self, lasts_s: float | None) -> None:
+        at: Series = {}
+        if lasts_s is not None and self._facts.unix_time is not None:
+            at = {(): self._facts.unix_time() + lasts_s / self._facts.billing_speedup}
+        self._set_all("budget_exhaustion_timestamp_seconds", at)
 
     def _show_worth(self, record: SlotRecord) -> None:
         """Marginal values: their names end in the pool or zone, where they have one."""

@@ -6,6 +6,7 @@ from math import fsum, isfinite
 
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import PHASES, SlotRecord, StepReport
+from orchestrator.core.view import ZonePath
 from orchestrator.telemetry.metrics import METRICS, PREFIX
 
 Series = Mapping[tuple[str, ...], float]
@@ -66,11 +67,26 @@ def device_series(record: SlotRecord) -> dict[str, Series]:
         "devices": counts,
         "device_slowdown_ratio": {(v.device_id,): v.slowdown for v in present},
         "device_straggler": {(v.device_id,): v.straggler for v in present},
+        "device_utilization_ratio": {
+            (v.device_id,): v.utilization_ratio for v in present if v.utilization_ratio is not None
+        },
+        "device_memory_bytes": {(v.device_id,): v.memory_bytes for v in present},
         "worker_up": {(v.device_id,): v.state != "lost" for v in record.devices},
         "peak_memory_bytes": {(d,): size for d, size in record.measured.peak_memory_bytes},
         "predicted_peak_memory_bytes": {
             (d,): size for d, size in record.predicted.peak_memory_bytes
         },
+    }
+
+
+def path_series(paths: Iterable[ZonePath]) -> dict[str, Series]:
+    """What is shown of links, zone by zone."""
+    ends = {path: (path.source_zone, path.target_zone) for path in paths}
+    return {
+        "link_bandwidth_bytes_per_second": {
+            zones: path.bandwidth_bytes_per_s for path, zones in ends.items()
+        },
+        "link_latency_seconds": {zones: path.latency_s for path, zones in ends.items()},
     }
 
 

@@ -1,13 +1,16 @@
 """How slow links really are: what messages took, against what their links were said to take."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from math import exp, log
+from itertools import product
+from math import exp, inf, log
 from statistics import median
 
 from orchestrator.core.cluster import ClusterState, Device, Link
 from orchestrator.core.durable import Trend
 from orchestrator.core.slot import StepReport
+from orchestrator.core.view import ZonePath
 from orchestrator.telemetry.trends import judged, measured, unseen
 
 BIN = 0.05
@@ -115,6 +118,37 @@ class Links:
                 odd = link.scaled(exp(-_counted(trend)))
                 links[source, target] = replace(odd, source=source, target=target)
         return tuple(links.values())
+
+
+def zone_paths(cluster: ClusterState) -> tuple[ZonePath, ...]:
+    """The slowest paths between and inside the zones of present devices, by zone.
+
+    Those between two devices of each pair of pools, and all that join two nodes by name, as
+    measured ones do. The bandwidth is that of large messages; bandwidth and latency may be of
+    different paths.
+    """
+    of_pool: dict[str, tuple[Device, Device]] = {}  # on two nodes, where it has as many
+    zone_of = {device.node_id: device.zone for device in cluster.devices}
+    for device in cluster.devices:
+        one, other = of_pool.get(device.pool, (device, device))
+        of_pool[device.pool] = one, device if one.node_id == other.node_id else other
+    found: dict[Ends, list[Link]] = {}
+    for (source, _), (_, target) in product(of_pool.values(), repeat=2):
+        if source is not target:
+            with suppress(ValueError):  # nobody described it: planning says so where it needs it
+                link = cluster.link(source, target)
+                found.setdefault((source.zone, target.zone), []).append(link)
+    for link in cluster.links:
+        if link.source != link.target and zone_of.keys() >= {link.source, link.target}:
+            found.setdefault((zone_of[link.source], zone_of[link.target]), []).append(link)
+    return tuple(
+        ZonePath(
+            *zones,
+            bandwidth_bytes_per_s=min(link.rate_bytes_per_s(inf) for link in links),
+            latency_s=max(link.latency_s for link in links),
+        )
+        for zones, links in sorted(found.items())
+    )
 
 
 def _counted(trend: Trend) -> float:

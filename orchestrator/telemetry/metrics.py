@@ -74,6 +74,18 @@ METRICS: Mapping[str, Metric] = {
     "device_slowdown_ratio": Metric(
         "gauge", "Measured over own predicted compute time; 1: as predicted.", ("device",)
     ),
+    "device_utilization_ratio": Metric(
+        "gauge", "Share of the slot's time held in which it computed.", ("device",)
+    ),
+    "device_memory_bytes": Metric("gauge", "All the memory that it has.", ("device",)),
+    "link_bandwidth_bytes_per_second": Metric(
+        "gauge", "Slowest path between devices of two zones, as planned with.",
+        ("source_zone", "target_zone"),
+    ),
+    "link_latency_seconds": Metric(
+        "gauge", "Longest latency between devices of two zones, as planned with.",
+        ("source_zone", "target_zone"),
+    ),
     "device_straggler": Metric("gauge", "1: named a straggler.", ("device",)),
     "worker_up": Metric("gauge", "1: there; 0: lost in the last slot.", ("device",)),
     "generation": Metric("gauge", "Number of the running plan."),
@@ -98,6 +110,10 @@ METRICS: Mapping[str, Metric] = {
     "budget_usd_per_hour": Metric("gauge", "The long-term average that is allowed."),
     "budget_spent_ratio": Metric("gauge", "Spent of the hard cap, else of the average's horizon."),
     "spent_usd": Metric("gauge", "Billed since the run began, over all its lives."),
+    "budget_exhaustion_timestamp_seconds": Metric(
+        "gauge",
+        "Unix time at which budget_spent_ratio is 1 if money goes as in the last billed hour.",
+    ),
     "overspend_bound_usd": Metric("gauge", "Most that may be spent above the average so far."),
     "backlog_usd": Metric("gauge", "Virtual queue of the budget."),
     "penalty_weight": Metric("gauge", "V, in squared dollars per sample."),

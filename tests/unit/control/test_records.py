@@ -13,6 +13,7 @@ from orchestrator.control.records import (
     measured_rates,
     predicted_rates,
     step_spreads,
+    utilization_ratios,
 )
 from orchestrator.control.scribe import Scribe
 from orchestrator.core.plan import Migration
@@ -25,6 +26,7 @@ from orchestrator.core.slot import (
     PreemptionNotice,
     StepEstimate,
     StepReport,
+    Usage,
     WorkerFailed,
 )
 from orchestrator.core.view import Spread
@@ -119,6 +121,22 @@ def test_devices_are_shown_as_used_idle_and_lost() -> None:
         ("gpu-0", "used", True), ("gpu-1", "idle", False), ("gpu-2", "lost", False),
     ]  # fmt: skip
     assert views[0].price_per_hour == pytest.approx(3.6)
+
+
+def test_a_device_is_utilized_while_it_computes_of_the_time_that_it_is_held() -> None:
+    usage = (Usage("gpu-0", 0.0, 1.0), Usage("gpu-0", 4.0, 9.0), Usage("gpu-1", 0.0, 1.0),
+             Usage("gpu-3", 0.0, 10.0), Usage("gpu-4", 10.0, 10.0))  # fmt: skip
+    ratios = utilization_ratios(slot(usage=usage))
+    assert ratios == {
+        "gpu-0": pytest.approx(3 * 0.2 / 6.0),
+        "gpu-1": 1.0,  # its first step began in the slot before
+        "gpu-3": 0.0,  # held, and it computed nothing
+    }
+    views = device_views(CLUSTER, PLAN, slot(usage=usage), (), Clock())
+    assert [v.utilization_ratio for v in views] == [ratios["gpu-0"], 1.0, None]
+    assert [v.memory_bytes for v in views] == [A.memory_bytes] * 3
+    twice = slot(usage=usage[:1]).then(slot(usage=usage[1:2], reports=()))
+    assert utilization_ratios(twice) == {"gpu-0": ratios["gpu-0"]}
 
 
 def test_time_of_a_slots_steps_is_split_by_device_into_its_own_and_that_of_others() -> None:

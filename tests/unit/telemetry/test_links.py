@@ -6,7 +6,8 @@ import pytest
 from benchmarks.builders import make_cluster, make_device
 from orchestrator.core.cluster import ClusterState, Link
 from orchestrator.core.slot import StepReport, Transfer
-from orchestrator.telemetry.links import LEAST_STEP_SHARE, Links
+from orchestrator.core.view import ZonePath
+from orchestrator.telemetry.links import LEAST_STEP_SHARE, Links, zone_paths
 from orchestrator.telemetry.trends import RETRY_SLOTS
 
 MB = 1_000_000
@@ -118,3 +119,35 @@ def test_a_device_that_nobody_knows_any_more_is_no_evidence() -> None:
     links = new()
     links.update(sent(0, 1, [inf]), CLUSTER.devices[1:])
     assert links.memory == ()
+
+
+def test_zones_are_joined_by_their_slowest_paths_between_present_devices() -> None:
+    devices = [
+        make_device("a-0", pool="a", node_id="n0", zone="east"),
+        make_device("a-1", pool="a", node_id="n0", zone="east"),
+        make_device("a-2", pool="a", node_id="n1", zone="east"),
+        make_device("b-0", pool="b", node_id="n2", zone="west"),
+    ]
+    links = [
+        Link("n0", "n0", 0.0, 900.0 * MB),  # inside a node: no zone is joined by it
+        Link("a", "a", 1e-3, 100.0 * MB, points=((1000, 1.0 * MB), (MB, 80.0 * MB))),
+        Link("east", "west", 0.02, 10.0 * MB),
+        Link("west", "east", 0.03, 20.0 * MB),
+        Link("n1", "n2", 0.01, 2.5 * MB),  # measured
+        Link("gone", "n2", 0.5, 1.0),
+        Link("west", "west", 0.0, 1.0),  # of one device
+    ]
+    assert zone_paths(make_cluster(devices, links=links)) == (
+        ZonePath("east", "east", 80.0 * MB, 1e-3),
+        ZonePath("east", "west", 2.5 * MB, 0.02),
+        ZonePath("west", "east", 20.0 * MB, 0.03),
+    )
+    assert zone_paths(make_cluster(devices[:1], links=links)) == ()
+    assert zone_paths(make_cluster(devices, links=links[:1])) == ()  # nobody described them
+
+
+def test_devices_of_one_node_are_joined_inside_it() -> None:
+    devices = [make_device(f"a-{i}", node_id="n0") for i in range(2)]
+    links = [Link("n0", "n0", 0.0, 900.0 * MB), Link("z1", "z1", 1e-3, 100.0 * MB)]
+    (path,) = zone_paths(make_cluster(devices, links=links))
+    assert path == ZonePath("z1", "z1", 900.0 * MB, 0.0)

@@ -25,7 +25,7 @@ from orchestrator.core.slot import (
     SlotRecord,
     StepReport,
 )
-from orchestrator.core.view import DeviceView, Rates
+from orchestrator.core.view import DeviceView, Rates, ZonePath
 from orchestrator.errors import ConfigError
 from orchestrator.telemetry.exporter import Exporter, RunFacts
 from orchestrator.telemetry.gauges import Gauges
@@ -40,16 +40,20 @@ COUNTS_AND_STATES = {
 }  # fmt: skip
 BOUNDED_LABELS = {
     "group", "phase", "device", "kind", "pool", "state", "zone", "reason", "decision", "schedule",
-    "strategy", "status", "version", "of", "where", "source",
+    "strategy", "status", "version", "of", "where", "source", "source_zone", "target_zone",
     "metric"}  # fmt: skip
 FACTS = RunFacts(
     strategy="joint", zone_of_pool={"gpu": "z1"}, num_samples=1000,
+    billing_speedup=60.0, unix_time=lambda: 1e9,
 )  # fmt: skip
 DEVICES = [make_device(f"gpu-{i}") for i in range(3)]
 
 
 def view(device_id: str, state: str = "used") -> DeviceView:
-    return DeviceView(device_id, "gpu", "gpu", state, 1.5, straggler=True, price_per_hour=3.6)  # type: ignore[arg-type]
+    return DeviceView(
+        device_id, "gpu", "gpu", state, 1.5, straggler=True, price_per_hour=3.6,  # type: ignore[arg-type]
+        memory_bytes=2**30, utilization_ratio=0.75,
+    )  # fmt: skip
 
 
 def make_record(num_devices: int = 3) -> SlotRecord:
@@ -101,6 +105,7 @@ def make_record(num_devices: int = 3) -> SlotRecord:
         overhead_ratio=0.04,
         budget=BudgetOptions(average_per_hour_usd=4.0, horizon_hours=2.0),
         requested=(("gpu", 3),),
+        paths=(ZonePath("z1", "z2", 1e8, 0.02),),
     )
 
 
@@ -208,6 +213,7 @@ def test_five_hundred_events_of_any_text_leave_as_many_series_as_a_hundred(
 def test_no_metric_is_declared_and_never_shown(exporter: Exporter) -> None:
     """ray-project/kuberay#1493: panels stay empty."""
     exporter.journal(make_journal())
+    exporter.slot(replace(make_record(), time_s=120.0, spent_usd=1.0))
     exporter.slot(make_record())
     exporter.evaluation(Evaluation(40, 2, 64, 0.5, {"accuracy": 0.9}, eval_s=2.0, best=True))
     page = scrape(exporter)
@@ -224,6 +230,29 @@ def test_money_is_counted_by_pool_and_zone(exporter: Exporter) -> None:
     exporter.journal(make_journal())
     assert value(exporter, "cost_usd_total", pool="gpu") == pytest.approx(0.12)
     assert value(exporter, "egress_usd_total", zone="z1") == pytest.approx(0.02)
+
+
+def test_money_is_used_up_at_a_time_of_the_wall_clock_unless_none_is_spent(
+    exporter: Exporter,
+) -> None:
+    until = "budget_exhaustion_timestamp_seconds"
+    exporter.slot(make_record())
+    assert value(exporter, until) is None  # no rate is known yet
+    exporter.slot(replace(make_record(), time_s=240.0, spent_usd=4.0))
+    # 4 of 8 $ are left at 2 $ a billed minute, of which the run has 60 in a minute.
+    assert value(exporter, until) == 1e9 + 2.0
+    exporter.slot(replace(make_record(), time_s=4e3, spent_usd=4.0))
+    exporter.slot(replace(make_record(), time_s=8e3, spent_usd=4.0))
+    assert value(exporter, until) is None
+
+
+def test_paths_are_shown_by_the_zones_that_they_join(exporter: Exporter) -> None:
+    exporter.slot(make_record())
+    zones = {"source_zone": "z1", "target_zone": "z2"}
+    assert value(exporter, "link_bandwidth_bytes_per_second", **zones) == 1e8
+    assert value(exporter, "link_latency_seconds", **zones) == 0.02
+    exporter.slot(replace(make_record(), paths=()))
+    assert value(exporter, "link_latency_seconds", **zones) is None
 
 
 def test_worth_of_one_more_is_shown_by_what_it_is_and_where(exporter: Exporter) -> None:
@@ -269,6 +298,9 @@ def test_series_of_a_departed_device_vanish(exporter: Exporter) -> None:
     gone = replace(view("gpu-2"), state="lost")
     exporter.slot(replace(make_record(2), devices=(*make_record(2).devices, gone)))
     assert value(exporter, "worker_up", device="gpu-2") == 0.0
+    for name in ("device_memory_bytes", "device_utilization_ratio"):
+        assert value(exporter, name, device="gpu-2") is None
+        assert value(exporter, name, device="gpu-1") is not None
     exporter.slot(make_record(2))
     assert 'device="gpu-2"' not in scrape(exporter)
 

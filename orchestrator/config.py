@@ -25,7 +25,8 @@ from orchestrator.familiar import FAMILIAR
 from orchestrator.layers import INCLUDE, Layers, parse_layers, read_layers
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.ranges import range_problems
-from orchestrator.storage import Json, RunOptions
+from orchestrator.run_options import RunOptions
+from orchestrator.storage import Json
 from orchestrator.support import LATER_SECTIONS, check_supported
 from orchestrator.telemetry.metrics import MetricsOptions
 from orchestrator.training_support import NOT_YET

@@ -10,8 +10,11 @@ from orchestrator.errors import ConfigError
 MAX_TEXT_BYTES = 2**20
 """Of a run file: longer ones are something else."""
 
+MAX_DATA_BYTES = 2**28
+"""Of a profile, a bill or a trace: a device such as /dev/zero has no end."""
 
-def read_text(url: str, name: str, mend: str, *, max_bytes: int | None = None) -> str:
+
+def read_text(url: str, name: str, mend: str, *, max_bytes: int = MAX_DATA_BYTES) -> str:
     """Return a text file.
 
     Args:
@@ -24,9 +27,8 @@ def read_text(url: str, name: str, mend: str, *, max_bytes: int | None = None) -
         ConfigError: If it cannot be read, or is no text.
     """
     try:
-        size = storage.size_bytes(url) if max_bytes is not None else 0
-        if max_bytes is None or size <= max_bytes:
-            return storage.read_bytes(url).decode("utf-8-sig")
+        if (size := storage.size_bytes(url)) <= max_bytes:
+            return storage.read_bytes(url, max_bytes=max_bytes).decode("utf-8-sig")
         problem = f"has {size:,} bytes"
     except FileNotFoundError as error:
         cause = _cause(error)

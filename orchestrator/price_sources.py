@@ -47,7 +47,7 @@ class CsvPrices:
         """All rows, in the order of the file."""
         if (size := storage.size_bytes(self._path)) > MAX_BYTES:
             raise OSError(f"it has {size:,} bytes")
-        data = storage.read_bytes(self._path, timeout_s=ANSWER_S)
+        data = storage.read_bytes(self._path, timeout_s=ANSWER_S, max_bytes=MAX_BYTES)
         try:
             return csv_reading(data.decode("utf-8-sig").splitlines(), self._pools)
         except UnicodeDecodeError:
@@ -92,13 +92,13 @@ def read_token(path: str) -> str:
     """
     name = f"token_file {path!r}"
     try:
-        data = storage.read_bytes(path, timeout_s=ANSWER_S)
+        data = storage.read_bytes(path, timeout_s=ANSWER_S, max_bytes=MAX_TOKEN_BYTES)
     except FileNotFoundError:
         raise OSError(f"{name} does not exist") from None
     except OSError as error:
         raise OSError(f"{name} cannot be read: {error.strerror or error}") from None
     text = data.decode("ascii", "replace").strip()
-    if len(data) > MAX_TOKEN_BYTES or not re.fullmatch(r"[!-~]+", text):
+    if not re.fullmatch(r"[!-~]+", text):
         raise OSError(f"{name} does not hold one token of letters, digits and signs in one line")
     return text
 

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import TypeVar, cast
@@ -24,41 +24,9 @@ from orchestrator.retries import patiently
 T = TypeVar("T")
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
-_MAX_NAME = 100  # of a run: file systems allow 255 bytes, of which tools take some
 TEMPORARY = ".tmp-"  # marks a file that is still being written; never listed
 _SIGNED = ("http://", "https://")  # have no other way to let somebody in
 _NO_FOLDERS = {"abfs", "abfss", "az", "gcs", "gs", "oss", "s3", "s3a"}  # their drivers make buckets
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """YAML section ``run``: what the run is called and where its files go."""
-
-    name: str
-    """Name of the run, [a-z0-9-]; becomes the folder under ``storage_path``."""
-
-    storage_path: str = "./runs"
-    """Local path or any fsspec URL (``s3://bucket/prefix``, ``gs://``, ``memory://``)."""
-
-    seed: int = 0
-    """Of weights, order of samples and noise; no plan changes any of them."""
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", self.name):
-            raise ValueError(
-                f"name is {self.name!r}; write lower-case letters, digits and inner hyphens"
-            )
-        if len(self.name) > _MAX_NAME:
-            raise ValueError(f"name has {len(self.name)} letters; write {_MAX_NAME} or fewer")
-        if not self.storage_path.isprintable() or not self.storage_path:
-            raise ValueError(f"storage_path is {self.storage_path!r}; write a folder or a URL")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; write 0 or more")
-
-    @property
-    def run_url(self) -> str:
-        """Folder of the run's files; an absolute path where the storage is local."""
-        return join(absolute(self.storage_path), self.name)
 
 
 def absolute(url: str) -> str:
@@ -111,13 +79,14 @@ def write_bytes(url: str, data: bytes) -> None:
     _use(url, write)
 
 
-def read_bytes(url: str, *, timeout_s: float | None = None) -> bytes:
+def read_bytes(url: str, *, timeout_s: float | None = None, max_bytes: int | None = None) -> bytes:
     """Return a whole file.
 
     Args:
         url: Where it is.
         timeout_s: Ask once, and where the driver can break off (http, object stores), for so
-            long at most; None: try again where an error may pass.
+            long at most; no local pipe or device. None: try again where an error may pass.
+        max_bytes: Refuse more; a local file is read no further.
 
     Raises:
         FileNotFoundError: If there is none.
@@ -125,8 +94,14 @@ def read_bytes(url: str, *, timeout_s: float | None = None) -> bytes:
     """
 
     def read(filesystem: fsspec.AbstractFileSystem, path: str) -> bytes:
-        options = {"timeout": timeout_s} if timeout_s and filesystem.async_impl else {}
-        return cast("bytes", filesystem.cat_file(path, **options))
+        if isinstance(filesystem, LocalFileSystem):
+            data = _read_local(Path(path), max_bytes, at_once=timeout_s is not None)
+        else:
+            options = {"timeout": timeout_s} if timeout_s and filesystem.async_impl else {}
+            data = cast("bytes", filesystem.cat_file(path, **options))
+        if max_bytes is not None and len(data) > max_bytes:
+            raise OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", masked(url))
+        return data
 
     return _use(url, read, patient=timeout_s is None)
 
@@ -259,11 +234,32 @@ def read_json(cls: type[T], url: str) -> T:
 
 
 def parse_json(text: str | bytes) -> object:
-    """Return what JSON text says. Raises ValueError where it is none, or nested without end."""
+    """Return what JSON text says.
+
+    Raises:
+        ValueError: If it is none, is nested without end, or holds what could not be written down
+            again: numbers that are not finite, halves of characters.
+    """
+    text = text.decode() if isinstance(text, bytes) else text
     try:
-        return json.loads(text)
+        data = _DECODER.decode(text)
+        if _ODD.search(text):
+            whole = json.loads(text, parse_int=float)
+            json.dumps(whole, allow_nan=False, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a character") from None
+    return cast("object", data)
+
+
+def _no_number(name: str) -> object:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number)
+_ODD = re.compile(r"\d{300}|[eE]\+?\d{3}|\\u[dD][89a-fA-F]")
+"""In text that may hold a number beyond all floats, or half a character."""
 
 
 def to_json(value: object) -> Json:
@@ -370,6 +366,14 @@ _NUMBERS = {
     ConnectionRefusedError: errno.ECONNREFUSED,
     ConnectionResetError: errno.ECONNRESET,
 }
+
+
+def _read_local(path: Path, max_bytes: int | None, *, at_once: bool) -> bytes:
+    """No more than one byte beyond ``max_bytes``: a device such as /dev/zero has no end."""
+    if at_once and not (path.is_file() or path.is_dir()) and path.exists():
+        raise OSError(errno.EINVAL, "it is no file, but a pipe or a device", str(path))
+    with path.open("rb") as file:
+        return file.read(-1 if max_bytes is None else max_bytes + 1)
 
 
 def _write_local(path: Path, data: bytes) -> None:

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import lines, retries, storage
@@ -36,6 +36,7 @@ def test_only_a_line_feed_ends_a_line(folder: str) -> None:
     assert lines.read_lines(url) == rows
 
 
+@settings(deadline=None)  # a disk may take its time
 @given(torn=st.binary(max_size=40).filter(lambda b: b"\n" not in b))
 def test_a_line_torn_by_a_crash_is_dropped_and_earlier_lines_stay(
     tmp_path_factory: pytest.TempPathFactory, torn: bytes

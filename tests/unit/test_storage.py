@@ -21,7 +21,7 @@ from orchestrator.core.plan import Group, LayerSplit, Plan, Stage
 from orchestrator.core.slot import SlotRecord
 from orchestrator.core.view import DeviceView, Rates
 from orchestrator.errors import as_told
-from orchestrator.storage import RunOptions
+from orchestrator.run_options import RunOptions
 
 
 def a_plan() -> Plan:

@@ -258,6 +258,28 @@ def test_the_state_is_readable_json(store: RunStore) -> None:
     assert data["plan"]["groups"][0]["microbatches"] == [2, 2, 1]
 
 
+UNWRITABLE = (
+    b'{"usd": NaN}', b'{"usd": -Infinity}', b'{"usd": 1e999}', b'{"usd": 1' + 400 * b"0" + b"}",
+    b'{"cause": "\\ud800"}',
+)  # fmt: skip
+"""What no number or text comes to that could be written down again."""
+
+
+@pytest.mark.parametrize("row", UNWRITABLE)
+def test_a_record_that_holds_what_cannot_be_written_is_named_with_its_line(
+    store: RunStore, row: bytes
+) -> None:
+    storage.write_bytes(store.url("slots.jsonl"), b"{}\n" + row + b"\n")
+    with pytest.raises(ConfigError, match=r"^line 2 of .*slots.jsonl is damaged: .*; put a copy"):
+        store.read("slots")
+
+
+def test_large_numbers_and_whole_characters_of_a_record_are_none_of_these(store: RunStore) -> None:
+    rows = ({"a": 1e308, "b": 10**40, "c": 5e-324, "d": "\U0001f600"},)
+    store.append("slots", rows[0])
+    assert store.read("slots") == rows
+
+
 @pytest.mark.parametrize("line", [b"nonsense", b"3", b"\xff", b"{}", 100_000 * b"["])
 def test_a_damaged_ledger_is_named_with_the_mend(store: RunStore, line: bytes) -> None:
     storage.write_bytes(store.url("ledger.jsonl"), line + b"\n")

@@ -12,7 +12,7 @@ from orchestrator.core.edits import BudgetChange, budget_changes
 from orchestrator.document import apply_override
 from orchestrator.errors import ConfigError
 from orchestrator.layers import read_layers
-from orchestrator.runtime.budget_file import CONFIG_FILE, read_config
+from orchestrator.runtime.budget_file import CONFIG_FILE, find_config, one_editor, read_config
 from orchestrator.runtime.folder import LOCK_FILE, done_before, submitted
 
 SECTION = "budget"
@@ -84,22 +84,25 @@ def edit_budget(
     if done is not None:
         raise ConfigError(f"the run in {store.run_url} is over ({done.reason}); start another one")
     url = store.url(CONFIG_FILE)
-    source, section = (url, _section(store)) if file is None else (file, _section_of(file))
-    document: dict[str, object] = {SECTION: section}
-    for override in overrides:
-        if not override.strip().startswith(f"{SECTION}."):
-            raise ConfigError(
-                f"--set {override!r}: of a run that goes on only the budget changes; "
-                "write --set budget.total_usd=50"
-            )
-        apply_override(document, override)
-    after = config.with_budget(document[SECTION], source)
-    try:
-        before = _wanted(store, config)
-    except ConfigError:  # what is written now is followed by nobody
-        before = budget_of(run_dir).in_force
-    changes = budget_changes(before, after.budget)
-    storage.write_bytes(url, after.to_yaml().encode())
+    with one_editor(store.run_url):
+        source, section = (
+            (url, _section(store, config)) if file is None else (file, _section_of(file))
+        )
+        document: dict[str, object] = {SECTION: section}
+        for override in overrides:
+            if not override.strip().startswith(f"{SECTION}."):
+                raise ConfigError(
+                    f"--set {override!r}: of a run that goes on only the budget changes; "
+                    "write --set budget.total_usd=50"
+                )
+            apply_override(document, override)
+        after = config.with_budget(document[SECTION], source)
+        try:
+            before = _wanted(store, config)
+        except ConfigError:  # what is written now is followed by nobody
+            before = budget_of(run_dir).in_force
+        changes = budget_changes(before, after.budget)
+        storage.write_bytes(url, after.to_yaml().encode())
     return changes, url, _when(store)
 
 
@@ -111,14 +114,13 @@ def _run_in(run_dir: str) -> tuple[RunStore, RunConfig]:
     return store, config
 
 
-def _section(store: RunStore) -> object:
+def _section(store: RunStore, config: RunConfig) -> object:
     url = store.url(CONFIG_FILE)
-    found = storage.read_bytes(url) if storage.exists(url) else None
-    return read_config(found, url).get(SECTION)
+    return read_config(find_config(url), url, config).get(SECTION)
 
 
 def _wanted(store: RunStore, config: RunConfig) -> BudgetOptions:
-    return config.with_budget(_section(store), store.url(CONFIG_FILE)).budget
+    return config.with_budget(_section(store, config), store.url(CONFIG_FILE)).budget
 
 
 def _section_of(file: str) -> object:

@@ -1,9 +1,11 @@
 """The section ``budget`` of a run's ``config.yaml``, which is followed while the run goes on."""
 
+import fcntl
 import logging
+import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from orchestrator import storage
 from orchestrator.config import RunConfig
@@ -12,6 +14,7 @@ from orchestrator.core.edits import BudgetNews
 from orchestrator.document import read_document
 from orchestrator.errors import ConfigError
 from orchestrator.inputs import MAX_TEXT_BYTES
+from orchestrator.retries import may_pass
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +29,10 @@ READ_S = 5.0
 """Longest wait for a store; who waits is a thread of its own."""
 
 
+Found = bytes | str | None
+"""What stands in a run's file; text: why it cannot be read; None: the file is gone."""
+
+
 class BudgetFile:
     """Looks at the file on a thread of its own: a store that hangs holds up no slot."""
 
@@ -36,17 +43,18 @@ class BudgetFile:
         self._lock = threading.Lock()
         self._wanted: BudgetOptions | None = None
         self._warnings: list[str] = []
-        self._seen: bytes | None = None  # at the last look; None: the file was gone
-        self._judged: bytes | None = b""
+        self._seen: Found = None  # at the last look
+        self._judged: Found = b""
 
     def at_start(self, known: BudgetOptions) -> BudgetOptions:
         """What the file says before the run starts; ``known`` where it cannot be followed.
 
         Raises:
-            OSError: If the storage refuses.
+            OSError: If the storage does not answer.
         """
-        if storage.exists(self._url):
-            self._judge(storage.read_bytes(self._url))
+        found = find_config(self._url)
+        if found is not None:
+            self._judge(found)
         wanted, self._wanted = self._wanted, None
         return wanted or known
 
@@ -73,9 +81,7 @@ class BudgetFile:
     def look(self) -> None:
         """Read the file; what stands there twice in a row is whole, and is judged once."""
         try:
-            found: bytes | None = storage.read_bytes(self._url, timeout_s=READ_S)
-        except FileNotFoundError:
-            found = None
+            found = find_config(self._url, timeout_s=READ_S)
         except OSError as error:
             logger.info("%s was not read: %s", self._url, error)
             return
@@ -91,11 +97,11 @@ class BudgetFile:
             self._warnings.clear()
         return news
 
-    def _judge(self, found: bytes | None) -> None:
+    def _judge(self, found: Found) -> None:
         self._seen = self._judged = found
         wanted, warnings = None, []
         try:
-            document = read_config(found, self._url)
+            document = read_config(found, self._url, self._config)
             wanted = self._config.with_budget(document.get("budget"), self._url).budget
             others = _differences(document, self._config.to_data())
         except ConfigError as error:
@@ -111,16 +117,32 @@ class BudgetFile:
             self._warnings += warnings
 
 
-def read_config(found: bytes | None, url: str) -> dict[str, object]:
-    """The document in a run's file; None: the file is gone.
+def find_config(url: str, *, timeout_s: float | None = None) -> Found:
+    """Read a run's file.
 
     Raises:
-        ConfigError: If it is none.
+        OSError: If the storage does not answer, which may pass.
+    """
+    try:
+        return storage.read_bytes(url, timeout_s=timeout_s, max_bytes=MAX_TEXT_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if may_pass(error):
+            raise
+        return f"{error.strerror or error}"
+
+
+def read_config(found: Found, url: str, known: RunConfig) -> dict[str, object]:
+    """The document in a run's file, of which ``known`` was written there.
+
+    Raises:
+        ConfigError: If it is none, or not whole: half a budget may lack its cap.
     """
     if found is None:
         raise ConfigError(f"{url} is gone; put it back")
-    if len(found) > MAX_TEXT_BYTES:
-        raise ConfigError(f"{url} has {len(found):,} bytes; write the keys of a run only")
+    if isinstance(found, str):
+        raise ConfigError(f"{url} cannot be read: {found}; write a file with the keys of a run")
     try:
         document = read_document(found.decode("utf-8-sig"), url)
     except UnicodeDecodeError:
@@ -128,12 +150,34 @@ def read_config(found: bytes | None, url: str) -> dict[str, object]:
     if not isinstance(document, dict):
         kind = "is empty" if document is None else "holds no keys"
         raise ConfigError(f"{url} {kind}; write the section budget")
+    if "budget" in document and (missing := known.to_data().keys() - document.keys()):
+        raise ConfigError(
+            f"{url} lacks {', '.join(sorted(missing))}: it is not whole, and its budget may not be "
+            "either; write every section of it"
+        )
     return document
+
+
+@contextmanager
+def one_editor(run_url: str) -> Iterator[None]:
+    """Hold off others who read the file to write it anew, where the disk knows locks."""
+    folder = storage.local_path(run_url)
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # as in alone_in: some disks know none
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _differences(found: Mapping[str, object], known: Mapping[str, object]) -> list[str]:
     """Dotted names of what differs outside of the budget."""
-    names = []
+    names, found = [], {str(key): value for key, value in found.items()}
     for section in sorted({*found, *known} - {"budget"}):
         one, other = found.get(section), known.get(section)
         if isinstance(one, dict) and isinstance(other, dict):

@@ -19,7 +19,7 @@ from orchestrator.core.edits import budget_changes
 from orchestrator.core.slot import Outcome
 from orchestrator.core.training import OptimizerOptions
 from orchestrator.errors import ConfigError
-from orchestrator.runtime.budget_file import CONFIG_FILE, read_config
+from orchestrator.runtime.budget_file import CONFIG_FILE, find_config, one_editor, read_config
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +103,10 @@ def open_folder(config: RunConfig, resume: str) -> Outcome | None:
         _take_checkpoint(config, resume, fresh=old is None)
     elif (done := done_before(store)) is not None:
         return done
-    edited = _with_edits(config, old, store.url(CONFIG_FILE)) if old else config
-    storage.write_bytes(store.url(SUBMITTED_FILE), config.to_yaml().encode())
-    storage.write_bytes(store.url(CONFIG_FILE), edited.to_yaml().encode())
+    with one_editor(store.run_url):
+        edited = _with_edits(config, old, store.url(CONFIG_FILE)) if old else config
+        storage.write_bytes(store.url(SUBMITTED_FILE), config.to_yaml().encode())
+        storage.write_bytes(store.url(CONFIG_FILE), edited.to_yaml().encode())
     if store.read_result() is not None:
         storage.delete(store.url("result.json"))  # it is going on
     return None
@@ -125,9 +126,10 @@ def _with_edits(config: RunConfig, old: RunConfig, url: str) -> RunConfig:
     Raises:
         ConfigError: If what stands at ``url`` cannot be followed.
     """
-    if not storage.exists(url):
+    found = find_config(url)
+    if found is None:
         return config
-    section = read_config(storage.read_bytes(url), url).get("budget")
+    section = read_config(found, url, old).get("budget")
     edited, budget = old.with_budget(section, url).budget, storage.to_json(config.budget)
     assert isinstance(budget, dict)
     for change in budget_changes(old.budget, edited):

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from orchestrator import cli
 from orchestrator.config import RunConfig
 from orchestrator.control.persistence import RunStore
+from orchestrator.runtime.budget_edit import edit_budget
 from orchestrator.runtime.folder import open_folder
 
 TEXT = """
@@ -134,3 +136,14 @@ def test_without_an_edit_it_shows_what_is_in_force_what_is_awaited_and_what_is_w
     assert "not followed: " in capsys.readouterr().out
     assert lyray(monkeypatch, "r", "--set", "budget.total_usd=7") == 0  # which mends it
     assert written(run_dir).budget.total_usd == 7.0
+
+
+def test_two_editors_at_once_lose_no_edit(run_dir: Path) -> None:
+    edits = {"total_usd": 50.0, "average_per_hour_usd": 3.0, "horizon_hours": 7.0}
+    with ThreadPoolExecutor() as editors:
+        for _ in range(5):
+            edit_budget(str(run_dir), None, ["budget.total_usd=5", "budget.horizon_hours=9"])
+            told = [f"budget.{name}={value}" for name, value in edits.items()]
+            list(editors.map(lambda override: edit_budget(str(run_dir), None, [override]), told))
+            budget = written(run_dir).budget
+            assert {name: getattr(budget, name) for name in edits} == edits

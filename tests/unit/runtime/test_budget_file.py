@@ -1,11 +1,15 @@
 """The budget of a run's config.yaml, as it is found while the run goes on."""
 
+import errno
+import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from orchestrator import storage
 from orchestrator.config import RunConfig
 from orchestrator.core.edits import BudgetNews
 from orchestrator.runtime.budget_file import BudgetFile
@@ -145,11 +149,55 @@ def test_limits_are_checked_against_the_cluster_that_runs_not_the_one_written_be
     assert "budget.limits[0].pool" in found(file).warnings[0]
 
 
-def test_a_store_that_is_down_changes_nothing(run: RunConfig) -> None:
+def test_a_store_that_is_down_changes_nothing(
+    run: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(url: str, **_: object) -> bytes:
+        raise OSError(errno.EIO, "down", url)
+
+    file = started(run)
+    monkeypatch.setattr(storage, "read_bytes", down)
+    assert found(file) == BudgetNews(None, "config.yaml")
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (Path.mkdir, "cannot be read: Is a directory; write a file"),
+        (os.mkfifo, "cannot be read: it is no file, but a pipe or a device"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is no file, but a pipe or a device"),
+        (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
+        (lambda path: (path.touch(), os.truncate(path, 2**40)), "has more than 1,048,576 bytes"),
+    ],
+)
+def test_what_is_no_file_that_can_be_read_is_told_once_and_holds_nobody_up(
+    run: RunConfig, make: Callable[[Path], object], problem: str
+) -> None:
     file = started(run)
     path_of(run).unlink()
-    path_of(run).mkdir()  # reading it fails
-    assert found(file) == BudgetNews(None, "config.yaml")
+    make(path_of(run))
+    news = found(file)
+    assert news.wanted is None
+    assert problem in news.warnings[0]
+    assert found(file).warnings == ()
+
+
+def test_a_file_of_which_the_end_is_missing_does_not_lift_the_cap(run: RunConfig) -> None:
+    file, text = started(run), run.to_yaml()
+    cut = text[: text.index("total_usd:") + len("total_usd:")]  # where its disk was full
+    assert "budget" in yaml.safe_load(cut)
+    write(run, cut)
+    news = found(file)
+    assert news.wanted is None
+    assert " lacks control, emulation, failure, metrics: it is not whole" in news.warnings[0]
+
+
+def test_keys_that_are_no_names_are_ignored_like_others(run: RunConfig) -> None:
+    file = started(run)
+    write(run, f"1: 2\n{edited(run, total_usd=9)}")
+    news = found(file)
+    assert news.wanted is not None
+    assert news.warnings[0].startswith(f"config_ignored: {path_of(run)}: 1: only")
 
 
 def test_at_the_start_an_edit_is_followed_and_what_cannot_be_is_told(run: RunConfig) -> None:

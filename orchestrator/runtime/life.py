@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.callbacks import Callbacks
@@ -73,12 +78,14 @@ class HeadActor:
 class HeadDiedError(Exception):
     """The head's process is gone, and its workers with it."""
 
-    def __init__(self, error: RayActorError, silent_s: float | None) -> None:
+    def __init__(self, error: RayActorError | OutOfMemoryError, silent_s: float | None) -> None:
         """``silent_s``: for how long it had not answered when it was ended for that."""
         super().__init__(error)
         logger.info("Ray says of the head: %s", error)
         if silent_s is not None:
             how = f"answered nothing for {silent_s:.0f} s and was ended"
+        elif isinstance(error, OutOfMemoryError):  # of Ray, which killed it before the system did
+            how = "was killed: the memory of its machine ran out"
         elif error.actor_init_failed:
             how = f"did not start: {str(error).strip().splitlines()[-1]}"
         elif isinstance(error, ActorUnavailableError):
@@ -182,7 +189,7 @@ def follow(
             f"lyray failed: {type(error.cause).__name__}: {error.cause}; please report this "
             "with the log in the run's folder"
         ) from error
-    except RayActorError as error:
+    except (RayActorError, OutOfMemoryError) as error:
         raise HeadDiedError(error, watchdog.ended_after_s) from None
     reason = f"{signals.reason}, then at once by {signals.seen[1]}"
     return Outcome("stopped", reason, resumable=True)
@@ -196,7 +203,7 @@ def _tell_answer(asked: Any, cursor: Cursor, view: View | None) -> Cursor:
     """
     try:
         return tell(ray.get(asked), view)
-    except RayActorError as error:
+    except (RayActorError, OutOfMemoryError) as error:
         logger.info("the head did not answer: %s", error)
         return cursor
 

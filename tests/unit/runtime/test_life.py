@@ -9,7 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 
 from orchestrator.core.slot import Outcome
 from orchestrator.errors import UserCodeError
@@ -61,6 +68,7 @@ def test_a_run_has_ended_as_it_says_whatever_became_of_the_head_since(
     ("error", "told"),
     [
         (ActorDiedError(), "the head process was killed; workers ended with it"),
+        (OutOfMemoryError("3 workers"), "the head process was killed: the memory of its machine"),
         (ActorUnavailableError("no answer", None), "could not be reached any more and was ended"),
         (
             RayActorError(error_msg="it died\nOSError: full", actor_init_failed=True),
@@ -69,7 +77,7 @@ def test_a_run_has_ended_as_it_says_whatever_became_of_the_head_since(
     ],
 )
 def test_how_a_head_ended_is_told_as_far_as_it_is_known(
-    monkeypatch: pytest.MonkeyPatch, error: RayActorError, told: str
+    monkeypatch: pytest.MonkeyPatch, error: RayError, told: str
 ) -> None:
     """ray-project/kuberay#2161: the head dies, and the job stays RUNNING."""
     with pytest.raises(life.HeadDiedError) as raised:

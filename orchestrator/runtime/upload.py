@@ -57,8 +57,9 @@ def look_at_upload(folder: Path, needed: Sequence[Path] = ()) -> Upload:
         needed: Files that the job needs; of these, those outside the folder are not looked at.
 
     Raises:
-        ConfigError: If it is no folder, is more than Ray takes, or a pattern of ``.rayignore`` or
-            ``.gitignore`` excludes all of it, or a needed file.
+        ConfigError: If it is no folder, is more than Ray takes, holds a link to a folder around
+            it, or a pattern of ``.rayignore`` or ``.gitignore`` excludes all of it, or a needed
+            file.
     """
     if not folder.is_dir():
         raise ConfigError(f"--upload {folder}: no such folder; write what --working-dir names")
@@ -92,19 +93,24 @@ def look_at_upload(folder: Path, needed: Sequence[Path] = ()) -> Upload:
 def _sent(folder: Path) -> Iterator[Path]:
     """The files that are sent."""
     always = _get_excludes(folder, get_runtime_env_default_excludes())
-    yield from _walk(folder, [always])
+    yield from _walk(folder, [always], ())
 
 
-def _walk(path: Path, excludes: Sequence[_Matcher]) -> Iterator[Path]:
+def _walk(path: Path, excludes: Sequence[_Matcher], around: tuple[Path, ...]) -> Iterator[Path]:
     excludes = [
         *excludes,
         *get_excludes_from_ignore_files(path, include_gitignore=_obeys_gitignore(), logger=_silent),
     ]
     if any(exclude(path) for exclude in excludes):
         return
+    if (place := path.resolve()) in around:
+        raise ConfigError(
+            f"--upload {around[0]}: {path} is a link to a folder that holds it, which Ray "
+            "follows again and again; name it in .rayignore"
+        )
     for entry in path.iterdir():
         if entry.is_dir():
-            yield from _walk(entry, excludes)
+            yield from _walk(entry, excludes, (*around, place))
         elif entry.is_file() and not any(exclude(entry) for exclude in excludes):
             yield entry
 

@@ -145,3 +145,12 @@ def test_the_command_tells_it(
     code, _, err = told["nowhere"]
     assert code == 2
     assert "no such folder; write what --working-dir names" in err
+
+
+def test_a_link_to_a_folder_around_it_is_refused_unless_it_is_excluded(folder: Path) -> None:
+    for name in ("data/up", "data/again"):  # two of them lead to 2^40 paths
+        (folder / name).symlink_to("..")
+    with pytest.raises(ConfigError, match=r"data/(up|again) is a link to a folder that holds it"):
+        look_at_upload(folder)
+    (folder / ".rayignore").write_text("data/up\ndata/again\n")
+    assert Path("data/small.csv") in look_at_upload(folder).files

@@ -19,10 +19,14 @@ _IN_URL = (
     ),
 )
 _NAME = re.compile(  # of an argument; a tokenizer's pad_token is none
-    r"(^|.*_)(password|passwd|secret|secret_?key|api_?key|access_?key|private_?key|credentials?"
+    r"(^|.*_)(password|passwd|pwd|passphrase|secret|secret_?key|api_?key|access_?key"
+    r"|private_?key|credentials?"
     r"|(auth|access|api|hf|bearer|session|security|refresh)_token)|token",
     re.IGNORECASE,
 )
+
+
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")  # where the words of clientSecret, api-key part
 
 
 def masked(text: str) -> str:
@@ -32,12 +36,23 @@ def masked(text: str) -> str:
     return text
 
 
+def _names_credential(key: str, value: object) -> bool:
+    name = _WORDS.sub("_", key)
+    if not _NAME.fullmatch(name):
+        return False
+    if isinstance(value, list):
+        return any(value)
+    if isinstance(value, int | float):  # a PIN; of a vocabulary, a token is a number, too
+        return not isinstance(value, bool) and name.lower() != "token"
+    return isinstance(value, str) and bool(value)
+
+
 def credential_problems(data: object, path: str = "") -> Iterator[str]:
     """One line for each value of a run file that is a credential or holds one; none repeats it."""
     if isinstance(data, dict):
         for key, value in data.items():
             place = f"{path}.{key}" if path else str(key)
-            if isinstance(value, str) and value and _NAME.fullmatch(str(key)):
+            if _names_credential(str(key), value):
                 yield (
                     f"{place} is named like a credential; files and logs of the run would repeat "
                     "it: let the task read it from the environment, and leave the key out"

@@ -13,6 +13,7 @@ MAX_VALUES = 100_000
 MAX_DEPTH = 50
 """How deep lists and mappings may stand in each other."""
 
+_SHOWN = 100  # letters of what was typed, and more digits than any index has
 _KNOWN_TAGS = ("str", "null", "seq", "map")
 
 
@@ -109,9 +110,10 @@ def apply_override(data: dict[str, object], override: str) -> str:
         ConfigError: If it names no place of the data, or the value is no YAML.
     """
     dotted, equals, text = override.partition("=")
-    keys = [int(k) if k.isdecimal() else k for k in re.split(r"[.\[\]]+", dotted.strip("] ")) if k]
-    if not equals or not keys:
-        raise ConfigError(f"--set {override!r}: write --set section.key=value")
+    names = [name for name in re.split(r"[.\[\]]+", dotted.strip("] ")) if name]
+    if not equals or not names or len(names) > MAX_DEPTH:
+        raise ConfigError(f"--set {override[:_SHOWN]!r}: write --set section.key=value")
+    keys = [int(k) if k.isdecimal() and len(k) < _SHOWN else k for k in names]
     place: object = data
     for depth, key in enumerate(keys):
         last = depth == len(keys) - 1

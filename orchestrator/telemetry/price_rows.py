@@ -127,7 +127,7 @@ def _json_row(entry: object) -> PriceRow:
     price = _within(entry.get("price_per_hour"), *PRICES)
     if price is None:
         raise ValueError(
-            f"is no price of pool {pool[:_SHOWN]!r}: {_short(entry, 'price_per_hour')}"
+            f"is no price of pool {pool[:_SHOWN]!a}: {_short(entry, 'price_per_hour')}"
         )
     if entry.get("time_s") is None:
         return PriceRow(pool=pool, price_per_hour=price)
@@ -149,7 +149,7 @@ def _within(value: object, least: float, most: float) -> float | None:
 
 
 def _short(entry: Mapping[str, object], key: str) -> str:
-    return f"{key} is {str(entry.get(key))[:_SHOWN]}"
+    return f"{key} is {ascii(entry.get(key))[:_SHOWN]}"
 
 
 def _number(value: object, name: str, wanted: str) -> float:

@@ -167,6 +167,8 @@ def test_broken_yaml_says_where(text: str, message: str) -> None:
     [
         ("nonsense", "--set 'nonsense': write --set section.key=value"),
         ("cluster.offers[7].count=2", "--set 'cluster.offers[7].count=2': there is no 7"),
+        ("a." * 99 + "b=1", "--set 'a.a."),
+        (f"cluster.offers[{5000 * '9'}].count=2", "--set 'cluster.offers[999"),
         ("training.steps=[1", "--set training.steps line 1"),
     ],
 )

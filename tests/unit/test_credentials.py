@@ -53,6 +53,13 @@ def test_passwords_signatures_and_tokens_of_urls_are_masked_and_nothing_else(
         (f"training.task_args={{urls: ['s3://k:{SECRET}@b']}}", "training.task_args.urls[0]"),
         (f"training.task_args={{db: {{password: {SECRET}}}}}", "training.task_args.db.password"),
         (f"training.task_args={{hf_token: {SECRET}}}", "training.task_args.hf_token"),
+        (f"training.task_args={{clientSecret: {SECRET}}}", "training.task_args.clientSecret"),
+        (f"training.task_args={{api-key: {SECRET}}}", "training.task_args.api-key"),
+        (f"training.task_args={{db_pwd: {SECRET}}}", "training.task_args.db_pwd"),
+        (
+            f"training.task_args={{passwords: 0, password: [{SECRET}]}}",
+            "training.task_args.password",
+        ),
         (f"unknown.key=s3://k:{SECRET}@b", "unknown.key"),
     ],
 )
@@ -66,9 +73,15 @@ def test_a_run_file_with_a_credential_is_refused_without_repeating_it(
     assert SECRET not in str(caught.value)
 
 
+def test_a_password_of_digits_is_one() -> None:
+    with pytest.raises(ConfigError, match=r"^config: training.task_args.password is named like"):
+        RunConfig.parse(TEXT, ["training.task_args={password: 20260101}"])
+
+
 def test_what_only_sounds_like_a_credential_is_none() -> None:
     arguments = (
-        "{pad_token: '<pad>', num_tokens: 3, tokenizer: bpe, key: a, secretary: b, token: 7}"
+        "{pad_token: '<pad>', num_tokens: 3, tokenizer: bpe, key: a, secretary: b, token: 7,"
+        " has_secret: true}"
     )
     given = RunConfig.parse(TEXT, [f"training.task_args={arguments}"]).training.task_args
     assert given["pad_token"] == "<pad>"

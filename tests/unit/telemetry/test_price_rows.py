@@ -47,9 +47,11 @@ def test_of_several_rows_of_a_pool_the_newest_counts() -> None:
         ({**FAST, "price_per_hour": 10**400}, "price_per_hour is 1000"),
         ({**FAST, "price_per_hour": float("nan")}, "price_per_hour is nan"),
         ({**FAST, "price_per_hour": float("inf")}, "price_per_hour is inf"),
-        ({**FAST, "time_s": "now"}, "entry 0 has no seconds since 1970: time_s is now"),
+        ({**FAST, "time_s": "now"}, "entry 0 has no seconds since 1970: time_s is 'now'"),
         ({**FAST, "time_s": -1}, "entry 0 has no seconds since 1970: time_s is -1"),
         ({**FAST, "time_s": 1.7e12}, "entry 0 has no seconds since 1970: time_s is 17"),
+        ({**FAST, "price_per_hour": "\ud800\n\x1b[2J"}, r"price_per_hour is '\ud800\n\x1b[2J'"),
+        ({"pool": "\u202ex", "price_per_hour": 0}, r"of pool '\u202ex': price"),
         ({"pool": "x" * 9999, "price_per_hour": 0}, f"of pool '{'x' * 40}': price"),
     ],
 )

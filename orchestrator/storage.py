@@ -237,8 +237,7 @@ def parse_json(text: str | bytes) -> object:
     """Return what JSON text says.
 
     Raises:
-        ValueError: If it is none, is nested without end, or holds what could not be written down
-            again: numbers that are not finite, halves of characters.
+        ValueError: If it is none, is nested without end, or holds what could not be written again.
     """
     text = text.decode() if isinstance(text, bytes) else text
     try:
@@ -258,8 +257,7 @@ def _no_number(name: str) -> object:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_number)
-_ODD = re.compile(r"\d{300}|[eE]\+?\d{3}|\\u[dD][89a-fA-F]")
-"""In text that may hold a number beyond all floats, or half a character."""
+_ODD = re.compile(r"\d{300}|[eE]\+?\d{3}|\\u[dD][89a-fA-F]")  # maybe beyond floats, or half
 
 
 def to_json(value: object) -> Json:
@@ -369,7 +367,7 @@ _NUMBERS = {
 
 
 def _read_local(path: Path, max_bytes: int | None, *, at_once: bool) -> bytes:
-    """No more than one byte beyond ``max_bytes``: a device such as /dev/zero has no end."""
+    """No more than a byte beyond ``max_bytes``: a device such as /dev/zero has no end."""
     if at_once and not (path.is_file() or path.is_dir()) and path.exists():
         raise OSError(errno.EINVAL, "it is no file, but a pipe or a device", str(path))
     with path.open("rb") as file:

@@ -79,7 +79,7 @@ class Scene:
         """Devices of the plan."""
         return frozenset(self.plan.device_ids)
 
-    def too_dear(self, pool: str, ran: "Ran") -> frozenset[str]:
+    def unprofitable(self, pool: str, ran: "Ran") -> frozenset[str]:
         """Devices of a plan whose price would bring more elsewhere than their share of samples.
 
         Only of a pool that is billed while it is present: of others the plan leaves them idle. A
@@ -218,7 +218,7 @@ class Scaler:
         if self._ran is not None:  # a run that waits for money goes on with it
             ids = {device.device_id for device in present}
             too_many = ids.difference(self._ran.plan.device_ids)
-            too_many |= ids & scene.too_dear(pool, self._ran)
+            too_many |= ids & scene.unprofitable(pool, self._ran)
         known.too_many = Counter({d: known.too_many[d] + 1 for d in too_many})
         waits = known.asked_s is not None  # with it here, a further one is worth something else
         pays = bool(scene.used) and not too_many and not waits and self._pays(pool, known, scene)

@@ -99,6 +99,11 @@ class Device:
             )
 
 
+def pool_of(device_id: str) -> str:
+    """The pool of a device that may be gone: ids are a pool's name, a dash and a number."""
+    return device_id.rpartition("-")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Team:
     """One to eight like devices of one node that run a stage; a plain device is a team of one."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from orchestrator.core.cluster import pool_of
 from orchestrator.core.plan import Migration, Plan
 from orchestrator.core.slot import (
     IDLE_ESTIMATE,
@@ -347,7 +348,7 @@ def _causes(scene: _Scene) -> list[str]:
 def _why_lost(problem: PlanningProblem, device_id: str) -> str:
     if device_id in problem.under_notice:
         return "is under notice"
-    pool = device_id.rpartition("-")[0]
+    pool = pool_of(device_id)
     dear = any(offer.pool == pool and offer.is_too_dear for offer in problem.cluster.offers)
     return "costs more than its max_price_per_hour" if dear else "is gone"
 

@@ -55,6 +55,7 @@ _EVALUATIONS = ("step", "loss", "samples", "eval_s", "best")
 _DEVICES = (
     "slot", "billed_from_s", "billed_to_s", "device", "pool", "kind", "state", "group", "stage",
     "first_layer", "end_layer", "group_samples", "slowdown", "straggler", "price_usd_per_hour",
+    "memory_bytes", "utilization_ratio",
     *(f"{phase.removesuffix('_s')}_{which}_s" for phase in PHASES
       for which in ("least", "median", "most")),
 )  # fmt: skip
@@ -140,7 +141,8 @@ def _devices(store: RunStore) -> Iterator[Sequence[object]]:
                 yield (
                     row.get("slot"), from_s, to_s, device, view.get("pool"), view.get("kind"),
                     state, *_place(given.get(device)), view.get("slowdown"),
-                    view.get("straggler"), view.get("price_per_hour"),
+                    view.get("straggler"), view.get("price_per_hour"), view.get("memory_bytes"),
+                    view.get("utilization_ratio"),
                     *(time_s for phase in PHASES for time_s in view.get(phase) or [None] * 3),
                 )  # fmt: skip
         from_s = to_s

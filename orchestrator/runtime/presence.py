@@ -9,7 +9,7 @@ from typing import Protocol
 import ray
 
 from orchestrator.control.backend import ClusterOptions
-from orchestrator.core.cluster import ClusterState, Device, Offer
+from orchestrator.core.cluster import ClusterState, Device, Offer, pool_of
 from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.inventory import FoundDevice, Numbering, found_nodes, number_nodes
@@ -211,7 +211,7 @@ class RayPresence:
         """A spot device whose node went with it, or one that had been under notice."""
         if device_id in self._sight.leaving_s or device_id in self._taken:
             return True
-        if not self._cluster.offer(device_id.rpartition("-")[0]).spot:
+        if not self._cluster.offer(pool_of(device_id)).spot:
             return False
         self._looked_s = float("-inf")  # a node that died takes its devices with it
         return device_id not in self.look(0, self._now_s).present

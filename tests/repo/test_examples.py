@@ -18,7 +18,7 @@ from benchmarks.builders import make_profile
 from orchestrator import cli, storage
 from orchestrator.config import RunConfig, config_schema
 from orchestrator.control.pools import build_cluster
-from orchestrator.core.cluster import known_kinds
+from orchestrator.core.cluster import known_kinds, pool_of
 from orchestrator.core.model import ModelProfile, profile_from_json
 from orchestrator.document import read_document
 from orchestrator.support import find_task
@@ -123,7 +123,7 @@ def test_a_budget_file_is_planned_within_what_it_says(
     assert not found.chosen.plan.is_idle
     most = {o.pool: o.max_price_per_hour for o in config.cluster.offers}
     for device in found.chosen.plan.device_ids:
-        pool = device.rpartition("-")[0]
+        pool = pool_of(device)
         offer = found.problem.cluster.offer(pool)
         listed_usd_per_s = offer.price_usd_per_s / offer.discount_ratio
         listed = 3600 * listed_usd_per_s / config.emulation.billing_speedup

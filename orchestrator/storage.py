@@ -278,7 +278,7 @@ def to_json(value: object) -> Json:
 def _members(value: object) -> dict[str, object]:
     """What a dataclass, or a mapping, holds, by name."""
     kind: type = type(value)
-    if names := _field_names(kind):
+    if names := field_names(kind):
         return {name: getattr(value, name) for name in names}
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}
@@ -289,7 +289,7 @@ _ENCODER = json.JSONEncoder(default=_members, allow_nan=False)  # json.dumps mak
 
 
 @cache
-def _field_names(cls: type) -> tuple[str, ...]:
+def field_names(cls: type) -> tuple[str, ...]:
     """Of a dataclass, those that are given when one is made; none of any other class."""
     return tuple(f.name for f in fields(cls) if f.init) if is_dataclass(cls) else ()
 

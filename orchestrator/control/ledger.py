@@ -44,13 +44,13 @@ class Ledger:
     ) -> None:
         self._speedup = billing_speedup
         self._holds = {hold.device_id: hold for hold in holds}
+        self.holds = self._sorted_holds()
+        """Devices held at the end of the last interval, and up to when they are paid."""
         self.spent_usd, self.spent_rest_usd = spent_usd, spent_rest_usd
         """The sum of all lines, and what its rounding leaves out."""
         self.num_entries = num_entries
 
-    @property
-    def holds(self) -> tuple[Hold, ...]:
-        """Devices held at the end of the last interval, and up to when they are paid."""
+    def _sorted_holds(self) -> tuple[Hold, ...]:
         return tuple(self._holds[device_id] for device_id in sorted(self._holds))
 
     def close(
@@ -94,6 +94,7 @@ class Ledger:
             for device_id, hold in self._holds.items()
             if hold.until_s >= now.now_s - ROUNDING_S
         }
+        self.holds = self._sorted_holds()
         return tuple(entries)
 
     def _charges(self, held: Usage, prices: tuple[Offer, Offer], cause: str) -> list[_Charge]:

@@ -35,11 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 class RunStore:
-    """Reads and writes the files of one run (docs: files of a run). Keeps none in memory."""
+    """Reads and writes the files of one run (docs: files of a run)."""
 
     def __init__(self, run_url: str) -> None:
         self.run_url = run_url
         self._trends_unix_s = -math.inf
+        self._texts: dict[str, tuple[object, str]] = {}  # of the newest state, by field
 
     def url(self, *parts: str) -> str:
         """Where a file of the run lies."""
@@ -62,8 +63,23 @@ class RunStore:
         if written_s is None or not 0 <= written_s - self._trends_unix_s < TRENDS_S:
             storage.write_json(self.url(TRENDS_FILE), replace(learned, prices=()))
             self._trends_unix_s = -math.inf if written_s is None else written_s
-        known = Estimates(prices=learned.prices)
-        storage.write_json(self.url(STATE_FILE), replace(state, estimates=known))
+        known = replace(state, estimates=Estimates(prices=learned.prices))
+        names = storage.field_names(ControlState)
+        rows = (f'"{name}": {self._text(name, known)}' for name in names)  # as write_json would
+        text = "{\n" + ",\n".join(rows) + "\n}\n"
+        storage.write_bytes(self.url(STATE_FILE), text.encode())
+
+    def _text(self, name: str, state: ControlState) -> str:
+        """Of one field. What is in it cannot change: the very same object has the same text.
+
+        Most of a state is its plan, which stays, and what a slot adds is saved twice.
+        """
+        value: object = getattr(state, name)
+        held, text = self._texts.get(name, (None, ""))
+        if not text or held is not value:
+            text = storage.json_text(value)
+            self._texts[name] = value, text
+        return text
 
     def load_state(self, billing_speedup: float) -> ControlState | None:
         """The state to go on from, None when the run never got that far.

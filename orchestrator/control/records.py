@@ -195,14 +195,11 @@ def measured_rates(slot: Settled, clock: Clock) -> Rates:
 
 def group_step_s(slot: Settled) -> tuple[float, ...]:
     """Per group, the mean compute time of a step on its busiest device; empty: nothing ran."""
-    by_device = _by_device(slot)
-    if not by_device:
+    mean_s = {d: fmean([r.compute_s for r in mine]) for d, mine in _by_device(slot).items()}
+    if not mean_s:
         return ()
     return tuple(
-        max(
-            (fmean(r.compute_s for r in by_device[d]) for d in group.device_ids if d in by_device),
-            default=0.0,
-        )
+        max((mean_s[d] for d in group.device_ids if d in mean_s), default=0.0)
         for group in slot.plan.groups
     )
 
@@ -219,6 +216,7 @@ def device_views(
 ) -> tuple[DeviceView, ...]:
     """Every present device and those that were lost in the slot, by id; ``plan`` is the next."""
     used, steps, busy = set(plan.device_ids), step_spreads(slot), utilization_ratios(slot)
+    per_hour = {offer.pool: clock.per_hour(offer.price_usd_per_s) for offer in cluster.offers}
     present = [
         DeviceView(
             device_id=device.device_id,
@@ -227,7 +225,7 @@ def device_views(
             state="used" if device.device_id in used else "idle",
             slowdown=device.slowdown,
             straggler=device.device_id in stragglers,
-            price_per_hour=clock.per_hour(cluster.price_usd_per_s(device.device_id)),
+            price_per_hour=per_hour[device.pool],
             steps=steps.get(device.device_id),
             memory_bytes=device.memory_bytes,
             utilization_ratio=busy.get(device.device_id),
@@ -268,6 +266,8 @@ def utilization_ratios(slot: Settled) -> dict[str, float]:
 
 
 def _spread(times_s: Sequence[float]) -> Spread:
+    if len(times_s) == 1:
+        return Spread(times_s[0], times_s[0], times_s[0])
     ordered = sorted(times_s)
     return Spread(ordered[0], median(ordered), ordered[-1])
 

@@ -16,6 +16,8 @@ MAX_LINES = 12
 """Groups of a plan that are told one by one; of more, alike ones share a line."""
 
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
 RECOMPUTES = " (recomputes)"
 """Behind a stage that keeps its layers' inputs only, and runs them again in backward."""
 
@@ -101,6 +103,8 @@ def _team(stage: Mapping[str, Any], pools: Mapping[str, str]) -> str:
 def slot_data(record: SlotRecord) -> dict[str, Json]:
     """A slot in the form of one line of ``slots.jsonl``: billed seconds, true dollars."""
     present = [view.device_id for view in record.devices if view.state != "lost"]
+    plan = plan_data(record.plan, present)
+    same = record.next_plan is record.plan  # as in most slots
     return {
         "slot": record.slot,
         "time_s": record.time_s,
@@ -108,8 +112,8 @@ def slot_data(record: SlotRecord) -> dict[str, Json]:
         "generation": record.generation,
         "decision": record.decision,
         "reason": record.reason,
-        "plan": plan_data(record.plan, present),
-        "next_plan": plan_data(record.next_plan, present),
+        "plan": plan,
+        "next_plan": plan if same else plan_data(record.next_plan, present),
         "predicted": _rates_data(record.predicted),
         "measured": _rates_data(record.measured),
         "backlog_usd": record.backlog_usd,
@@ -146,7 +150,14 @@ def slot_data(record: SlotRecord) -> dict[str, Json]:
 
 def slot_json(record: SlotRecord) -> str:
     """The line of ``slots.jsonl`` itself, without a line break."""
-    return json.dumps(slot_data(record), allow_nan=False)
+    data = slot_data(record)
+    plan = data["plan"]
+    plan_text = _ENCODER.encode(plan)  # most of a line, and most often twice in it
+    texts = (
+        f'"{key}": {plan_text if value is plan else _ENCODER.encode(value)}'
+        for key, value in data.items()
+    )
+    return f"{{{', '.join(texts)}}}"
 
 
 def evaluation_text(found: Evaluation, best: Evaluation | None = None) -> str:

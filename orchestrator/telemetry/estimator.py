@@ -87,6 +87,7 @@ class Estimator:
             known.prices,
             inf if price_max_age_s is None else price_max_age_s,
         )
+        self._made: dict[str, tuple[Device, Device]] = {}  # as discovered, and as estimated
         self.cluster = self._state(cluster.devices, cluster.now_s)
 
     @property
@@ -172,19 +173,23 @@ class Estimator:
         return self.cluster
 
     def _state(self, devices: Iterable[Device], now_s: float) -> ClusterState:
+        found = [(device, self._estimated(device)) for device in devices]
+        self._made = {device.device_id: (device, made) for device, made in found}
         return ClusterState(
             now_s=now_s,
-            devices=tuple(
-                replace(
-                    device,
-                    slowdown=_slowdown(self._speeds[device.device_id].level),
-                    input_s_per_sample=_input_s(self._inputs.get(device.device_id)),
-                )
-                for device in devices
-            ),
+            devices=tuple(made for _, made in found),
             links=self._links.links,
             offers=self._prices.counted(now_s),
         )
+
+    def _estimated(self, device: Device) -> Device:
+        """As it is planned with; the same object as before where nothing is news."""
+        slowdown = _slowdown(self._speeds[device.device_id].level)
+        input_s = _input_s(self._inputs.get(device.device_id))
+        known, made = self._made.get(device.device_id, (None, device))
+        if known is device and (made.slowdown, made.input_s_per_sample) == (slowdown, input_s):
+            return made
+        return replace(device, slowdown=slowdown, input_s_per_sample=input_s)
 
     # Speeds and input ----------------------------------------------------------------
 
@@ -235,12 +240,16 @@ class Estimator:
             speeds[device.device_id] = trend
             level = trend.level if trend.num_steps else 0.0
             kinds.setdefault(device.kind, []).append(level)
+        usuals = {
+            kind: median(levels) if len(levels) >= MIN_DEVICES_OF_KIND else 0.0
+            for kind, levels in kinds.items()
+        }
+        least = log(self._ratio)
         for device in devices:
-            device_id, levels = device.device_id, kinds[device.kind]
-            usual = median(levels) if len(levels) >= MIN_DEVICES_OF_KIND else 0.0
+            device_id, usual = device.device_id, usuals[device.kind]
             trend = speeds[device_id]
             if device_id in found:
-                slow = trend.level - usual >= log(self._ratio)
+                slow = trend.level - usual >= least
                 speeds[device_id] = judged(trend, slow=slow)
             else:
                 speeds[device_id] = unseen(trend, usual)

@@ -5,9 +5,9 @@ another device does.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import exp, log
-from statistics import fmean, median, pstdev
+from statistics import fmean, pstdev
 
 from orchestrator.core.durable import Trend
 
@@ -58,27 +58,22 @@ class _Sums:
     threshold: float
     up: float
     down: float
-    since_up: list[float] = field(default_factory=list)
-    since_down: list[float] = field(default_factory=list)
+    since_up: tuple[float, ...]
+    since_down: tuple[float, ...]
 
-    def add(self, sample: float, level: float) -> list[float]:
+    def add(self, sample: float, level: float) -> tuple[float, ...]:
         """Advance; the samples since the change when one of the sums passes the threshold."""
         most = OUTLIER_SHARE * self.threshold
         error = max(-most, min(most, sample - level))
         self.up = max(0.0, self.up + error - self.drift)
         self.down = max(0.0, self.down - error - self.drift)
-        for total, since in ((self.up, self.since_up), (self.down, self.since_down)):
-            if total:
-                since.append(sample)
-            else:
-                since.clear()
-            del since[:-WINDOW_STEPS]
+        self.since_up = (*self.since_up, sample)[-WINDOW_STEPS:] if self.up else ()
+        self.since_down = (*self.since_down, sample)[-WINDOW_STEPS:] if self.down else ()
         if max(self.up, self.down) <= self.threshold:
-            return []
-        found = list(self.since_up if self.up > self.down else self.since_down)
+            return ()
+        found = self.since_up if self.up > self.down else self.since_down
         self.up = self.down = 0.0
-        self.since_up.clear()
-        self.since_down.clear()
+        self.since_up = self.since_down = ()
         return found
 
 
@@ -89,14 +84,14 @@ def measured(trend: Trend, samples: Sequence[float]) -> Trend:
     """
     steps = [round(sample, DIGITS) for sample in samples]
     is_known = trend.num_steps >= MIN_STEPS
-    sigma = SIGMA_PER_MEDIAN_DEVIATION * median(trend.noise) if is_known else 0.0
+    sigma = SIGMA_PER_MEDIAN_DEVIATION * _median(trend.noise) if is_known else 0.0
     sums = _Sums(
         max(DRIFT_SIGMAS * sigma, DRIFT_FLOOR),
         max(THRESHOLD_SIGMAS * sigma, THRESHOLD_FLOOR),
         trend.up,
         trend.down,
-        list(trend.since_up),
-        list(trend.since_down),
+        trend.since_up,
+        trend.since_down,
     )
     now, deviations = trend.now, []
     changed: list[float] = []  # the steps since the last jump
@@ -105,14 +100,16 @@ def measured(trend: Trend, samples: Sequence[float]) -> Trend:
             changed.append(step)
         deviations.append(abs(step - now))
         if since := sums.add(step, now):
-            changed, now = since, median(since)
-    apart = median(steps) - now
+            changed, now = list(since), _median(since)
+    apart = _median(steps) - now
     if changed:
-        now = median(changed)
+        now = _median(changed)
     elif abs(apart) < OUTLIER_SHARE * sums.threshold:  # else an odd slot
         now += _weight(trend.means) * apart
     now = round(now, DIGITS)
-    means = _kept(trend.means, log(fmean(map(exp, steps))))
+    # Of one step the logarithm of its own exponential, which is itself once it is rounded.
+    mean = log(fmean(map(exp, steps))) if len(steps) > 1 else steps[0] + 0.0  # 0, never -0
+    means = _kept(trend.means, mean)
     nows = _kept(trend.nows, now)
     average = _average(trend, means, nows)
     return Trend(  # once a device and slot: ``replace`` would take three times as long
@@ -120,19 +117,26 @@ def measured(trend: Trend, samples: Sequence[float]) -> Trend:
         now=now,
         averaged=average is not None,
         num_steps=trend.num_steps + len(steps),
-        noise=_kept(trend.noise, median(deviations)),
+        noise=_kept(trend.noise, _median(deviations)),
         means=means,
         nows=nows,
         up=round(sums.up, DIGITS),
         down=round(sums.down, DIGITS),
-        since_up=tuple(sums.since_up),
-        since_down=tuple(sums.since_down),
+        since_up=sums.since_up,
+        since_down=sums.since_down,
         num_trials=trend.num_trials,
         on_trial=trend.on_trial,
         given_up=trend.given_up,
         slots_slow=trend.slots_slow,
         slots_well=trend.slots_well,
     )
+
+
+def _median(values: Sequence[float]) -> float:
+    """As ``statistics.median``, without its checks: it is asked for five times a device."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _kept(window: tuple[float, ...], value: float) -> tuple[float, ...]:
@@ -144,8 +148,8 @@ def _weight(means: Sequence[float]) -> float:
     weight = 1 - exp(-log(2) / HALF_LIFE_SLOTS)
     if len(means) < MIN_SLOTS:
         return weight
-    middle = median(means)
-    spread = SIGMA_PER_MEDIAN_DEVIATION * median([abs(m - middle) for m in means])
+    middle = _median(means)
+    spread = SIGMA_PER_MEDIAN_DEVIATION * _median([abs(m - middle) for m in means])
     return weight * min(1.0, DRIFT_FLOOR / spread) if spread else weight
 
 
@@ -165,6 +169,12 @@ def _average(before: Trend, means: Sequence[float], nows: Sequence[float]) -> fl
     if before.averaged:
         legs = max(legs, FLAPPING_LEGS)
     flaps = legs >= FLAPPING_LEGS and len(settled) < PATIENCE_SLOTS_PER_LEG * legs
+    if (
+        settled
+        and not flaps
+        and max(abs(max(settled) - now), abs(min(settled) - now)) <= (THRESHOLD_FLOOR)
+    ):
+        return None  # no slot is off, nor is their average
     recent = sorted(means if flaps else settled)
     if not flaps and len(recent) < (1 if before.on_trial else MIN_SLOTS):
         return None

@@ -10,6 +10,7 @@ from orchestrator import storage
 from orchestrator.control.ledger import Ledger
 from orchestrator.control.persistence import CheckpointStore, RunStore
 from orchestrator.core.durable import (
+    AlarmMark,
     CheckpointFile,
     CheckpointManifest,
     ControlState,
@@ -59,6 +60,27 @@ def test_a_control_state_comes_back_as_it_was_saved(store: RunStore) -> None:
     store.write_journal(SlotJournal(ledger=(ENTRY,)))
     store.save_state(STATE)
     assert store.load_state(60.0) == STATE
+
+
+def test_a_state_is_written_as_if_none_had_been_before_it(tmp_path: Path) -> None:
+    """What two states share is put into text once; what differs never stays behind."""
+    other = make_plan(make_group([make_device("b-0")], [0, 4], [5]), generation=2)
+    held = (*STATE.holds, Hold("b-0", 180.0, 200.0))
+    store = RunStore(str(tmp_path / "run"))
+    states = (
+        STATE,
+        replace(STATE, holds=held, saved_unix_s=1.0),
+        replace(STATE, plan=other, granted=(STATE.plan,), slowdowns=()),
+        replace(STATE, holds=(), slot=4, alarm_marks=(AlarmMark(0.0, 1.0, 0.0, 1.0, 0.5, 8),)),
+        STATE,
+    )
+    for number, state in enumerate(states):
+        first = RunStore(str(tmp_path / f"first-{number}"))
+        for writer in (store, first):
+            writer.save_state(state)
+        storage.write_json(str(tmp_path / "plain.json"), state)
+        files = (store.url("control.json"), first.url("control.json"), tmp_path / "plain.json")
+        assert len({Path(file).read_bytes() for file in files}) == 1
 
 
 def test_what_was_learned_is_at_most_ten_seconds_old_and_prices_are_never(store: RunStore) -> None:

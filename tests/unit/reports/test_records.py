@@ -53,6 +53,12 @@ def test_a_slot_line_of_json_holds_every_promised_key() -> None:
     assert data["next_plan"]["idle"] == ["fast-0", "slow-0"]  # a lost device is not idle
 
 
+def test_a_slot_line_says_what_its_data_say_whether_the_plan_stays_or_changes() -> None:
+    other = make_plan(*PLAN.groups, generation=2, schedule="gpipe")
+    for record in (a_record(), a_record(next_plan=other), a_record(next_plan=make_plan())):
+        assert slot_json(record) == json.dumps(slot_data(record))
+
+
 def test_a_number_that_json_lacks_becomes_null() -> None:
     data = slot_data(a_record(loss=float("nan"), measured=Rates(None, float("inf"), None)))
     assert data["loss"] is None

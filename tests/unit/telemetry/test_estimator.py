@@ -85,6 +85,16 @@ def test_a_device_that_runs_as_predicted_has_slowdown_one_exactly() -> None:
     assert [d.slowdown for d in state.devices] == [1.0, 1.0]
 
 
+def test_a_device_is_as_it_was_discovered_last_whatever_was_known_of_its_name() -> None:
+    estimator = Estimator(make_cluster(DEVICES))
+    before = slot(estimator, {"gpu-0": [1.0] * 9, "gpu-1": [1.0] * 9})
+    larger = replace(DEVICES[0], memory_bytes=2 * DEVICES[0].memory_bytes)
+    seen = replace(observe(120.0, ()), devices=(larger, *DEVICES[1:]))
+    now = estimator.update(seen, predicted(before), PLAN)
+    assert now.device("gpu-0") == larger
+    assert now.device("gpu-1") is before.device("gpu-1")  # nothing is news of it
+
+
 @pytest.mark.parametrize("num_healthy", [0, 10, 27])
 def test_a_slow_down_is_in_the_state_at_the_end_of_the_slot_that_shows_it(
     num_healthy: int,

@@ -5,6 +5,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from typing import Literal
 
 from orchestrator import lines, storage
@@ -128,7 +129,7 @@ class RunStore:
 
     def write_journal(self, journal: SlotJournal) -> None:
         """Append what a slot adds to steps, ledger and events."""
-        self._append("ledger", journal.ledger)
+        lines.append_lines(self.url("ledger.jsonl"), ledger_lines(journal.ledger))
         self._append("steps", map(step_json, journal.steps))
         self._append("events", journal.events)
 
@@ -338,6 +339,25 @@ def _object(value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError(f"it is {value!r}, no object")  # noqa: TRY004 - of the file
     return value
+
+
+def ledger_lines(entries: Iterable[LedgerEntry]) -> Iterator[str]:
+    """Lines of ``ledger.jsonl``: of entries that differ in their devices alone, one is encoded.
+
+    A pool bills its devices by the same stretch and price: there are few unlike ones in a slot.
+    """
+    known: dict[tuple[object, ...], tuple[str, str]] = {}
+    for entry in entries:
+        rest = _BUT_DEVICE(entry)
+        if rest not in known:
+            before, _, after = storage.json_text(replace(entry, device="")).partition(_NO_DEVICE)
+            known[rest] = before + _NO_DEVICE[:-2], after
+        before, after = known[rest]
+        yield f"{before}{storage.json_text(entry.device)}{after}"
+
+
+_NO_DEVICE = '"device": ""'
+_BUT_DEVICE = attrgetter(*(n for n in storage.field_names(LedgerEntry) if n != "device"))
 
 
 def step_json(step: CommittedStep) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby
 from math import exp, expm1, inf, log, log1p
 from statistics import median
 from typing import Literal
@@ -198,17 +197,15 @@ class Estimator:
     ) -> dict[str, _Measured]:
         """Whole steps of the plan, by device, with what each device was predicted to compute."""
         groups, cluster = plan.groups, self.cluster
-        whole = sorted(
-            (
-                report
-                for report in reports
-                if report.generation == plan.generation
+        group_samples = [group.num_samples for group in groups]
+        mine: dict[str, list[StepReport]] = {}
+        for report in reports:
+            if (
+                report.generation == plan.generation
                 and report.compute_s > 0
-                and report.num_samples == groups[report.group_index].num_samples
-            ),
-            key=_device_and_step,
-        )
-        mine = {d: tuple(steps) for d, steps in groupby(whole, key=lambda r: r.device_id)}
+                and report.num_samples == group_samples[report.group_index]
+            ):
+                mine.setdefault(report.device_id, []).append(report)
         predicted_s = dict(predicted.compute_s)
         found = {}
         for group in groups:
@@ -226,7 +223,7 @@ class Estimator:
                     steps = mine.get(device.device_id, ())
                     if steps and healthy_s > 0:
                         found[device.device_id] = _Measured(
-                            steps, healthy_s, group.num_samples, draws
+                            tuple(sorted(steps, key=_step)), healthy_s, group.num_samples, draws
                         )
         return found
 
@@ -295,5 +292,5 @@ def _input_s(memory: InputMemory | None) -> float:
     return memory.scale_s * expm1(round(memory.trend.level / INPUT_BIN) * INPUT_BIN)
 
 
-def _device_and_step(report: StepReport) -> tuple[str, int]:
-    return report.device_id, report.step
+def _step(report: StepReport) -> int:
+    return report.step

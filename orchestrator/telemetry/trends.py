@@ -134,6 +134,8 @@ def measured(trend: Trend, samples: Sequence[float]) -> Trend:
 
 def _median(values: Sequence[float]) -> float:
     """As ``statistics.median``, without its checks: it is asked for five times a device."""
+    if len(values) == 1:
+        return values[0]
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

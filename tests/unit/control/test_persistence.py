@@ -8,7 +8,7 @@ import pytest
 from benchmarks.builders import make_cluster, make_device, make_group, make_plan
 from orchestrator import storage
 from orchestrator.control.ledger import Ledger
-from orchestrator.control.persistence import CheckpointStore, RunStore
+from orchestrator.control.persistence import CheckpointStore, RunStore, ledger_lines
 from orchestrator.core.durable import (
     AlarmMark,
     CheckpointFile,
@@ -60,6 +60,15 @@ def test_a_control_state_comes_back_as_it_was_saved(store: RunStore) -> None:
     store.write_journal(SlotJournal(ledger=(ENTRY,)))
     store.save_state(STATE)
     assert store.load_state(60.0) == STATE
+
+
+def test_every_line_of_the_ledger_says_what_its_entry_says_however_alike_they_are() -> None:
+    entries = [
+        replace(ENTRY, device=device, **other)
+        for other in ({}, {"usd": 0.25}, {"cause": "block"}, {"pool": '"device": ""'}, {})
+        for device in ("a-0", 'a "1"', "", "\u00fc")
+    ]
+    assert list(ledger_lines(entries)) == [storage.json_text(entry) for entry in entries]
 
 
 def test_a_state_is_written_as_if_none_had_been_before_it(tmp_path: Path) -> None:

@@ -210,6 +210,21 @@ DEVICES = Page(
             "Longest between devices of two zones.",
         ),
         Panel(
+            "Checkpoints",
+            "s",
+            {
+                "age of the newest": f"time() - lyray_checkpoint_timestamp_seconds{RUN}",
+                "written in": f"lyray_checkpoint_duration_seconds_sum{RUN}"
+                f" / lyray_checkpoint_duration_seconds_count{RUN}",
+            },
+            "What a crash would lose, and the mean time to write one while training goes on.",
+        ),
+        Panel(
+            "Size of a checkpoint",
+            "bytes",
+            {"newest": f"lyray_checkpoint_bytes{RUN}"},
+        ),
+        Panel(
             "Samples by status",
             "none",
             {"{{status}}": f"lyray_lease_samples{RUN}"},

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ class _Job:
     cancelled: bool = False
     thread: threading.Thread | None = None
     part: CheckpointPart | None = None  # what has become of it
+    begun_s: float = field(default_factory=time.monotonic)
 
 
 class CheckpointWriter:
@@ -179,7 +181,9 @@ class CheckpointWriter:
         except Exception as error:  # the training goes on: whoever hears of it decides
             logger.exception("checkpoint of step %s", job.step)
             problem = str(error) or type(error).__name__
-        part = CheckpointPart(job.step, job.generation, () if problem else tuple(files), problem)
+        write_s = time.monotonic() - job.begun_s
+        written = () if problem else tuple(files)
+        part = CheckpointPart(job.step, job.generation, written, problem, write_s)
         with job.changed:
             told = job.tells and not job.cancelled
             job.part, job.held_bytes = part, 0

@@ -211,7 +211,10 @@ class Books:
             lost=tuple(e.device_id for e in observation.events if isinstance(e, DeviceLost)),
             usage=observation.usage,
         )
-        return settled, SlotJournal(observation.reports, steps, entries, events, undone_from)
+        journal = SlotJournal(
+            observation.reports, steps, entries, events, undone_from, observation.checkpoints
+        )
+        return settled, journal
 
     def _commit(self, observation: Observation) -> tuple[tuple[CommittedStep, ...], int | None]:
         """Steps that all their devices have done; the first of those that are undone, if any."""

@@ -70,6 +70,8 @@ class CheckpointPart:
     problem: str = ""
     """Why it could not be written, where it could not; there are no files then."""
 
+    write_s: float = 0.0  # from the step boundary to the last file being durable
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointManifest:
@@ -83,6 +85,13 @@ class CheckpointManifest:
     seed: int
     optimizer: str = ""
     schema: str = "lyray.checkpoint/1"
+    write_s: float = 0.0  # from the step boundary to the last file being durable
+    unix_s: float | None = None  # when it was written, seconds since 1970
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its files."""
+        return sum(file.size_bytes for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Literal
 
 from orchestrator.core.budget import BudgetOptions
 from orchestrator.core.cluster import ClusterState, Device, Offer
-from orchestrator.core.durable import LedgerEntry
+from orchestrator.core.durable import CheckpointManifest, LedgerEntry
 from orchestrator.core.model import ModelProfile
 from orchestrator.core.plan import Migration, Plan
 from orchestrator.core.training import ActivationCheckpointing, TrainingOptions
@@ -151,6 +151,7 @@ class Observation:
     next_step: int  # the first step not yet committed
     devices: tuple[Device, ...]  # present now, as discovered (slowdown 1)
     checkpoint_step: int | None = None  # that the newest whole checkpoint goes on with
+    checkpoints: tuple[CheckpointManifest, ...] = ()  # that came to exist in the slot
     leaving: frozenset[str] = frozenset()  # present, but under notice: not to be planned with
     owes_evaluation: bool = False  # before the next step; the run does not end without it
 
@@ -382,7 +383,8 @@ class RunEvent:
 class SlotJournal:
     """What a slot adds to the run's append-only files, beside its SlotRecord.
 
-    ``reports`` are what the steps were made of; they go to metrics, not to a file.
+    ``reports`` are what the steps were made of; they and ``checkpoints``, those that came to
+    exist, go to metrics, not to a file.
     """
 
     reports: tuple[StepReport, ...] = ()
@@ -390,3 +392,4 @@ class SlotJournal:
     ledger: tuple[LedgerEntry, ...] = ()
     events: tuple[RunEvent, ...] = ()
     undone_from: int | None = None  # these and earlier steps from there on will be run again
+    checkpoints: tuple[CheckpointManifest, ...] = ()

@@ -259,6 +259,7 @@ class RayBackend:
             devices=self._roster.devices,
             leaving=self._roster.leaving,
             checkpoint_step=self._checkpoints.newest_step,
+            checkpoints=self._checkpoints.written(),
             owes_evaluation=self._watch.progress.owes_evaluation,
         )
 

@@ -37,6 +37,7 @@ class Checkpoints:
         )
         self._num_failed = 0  # in a row
         self._failures: list[CheckpointFailed] = []
+        self._written: list[CheckpointManifest] = []
         self._also, self._clock = also, clock
         self._heard_step = restore.step if restore else 0  # of any checkpoint, whole or not
         self._heard_s = clock()
@@ -72,7 +73,8 @@ class Checkpoints:
         problem = next((part.problem for part in parts if part.problem), None)
         if problem is None:
             before()
-            problem = self._commit(CheckpointPart(step, generation, tuple(files)))
+            write_s = max((part.write_s for part in parts), default=0.0)
+            problem = self._commit(CheckpointPart(step, generation, tuple(files), write_s=write_s))
         if problem is not None:
             raise OrchestratorError(
                 f"the last checkpoint, of step {step}, could not be written: {problem}; when that "
@@ -83,6 +85,11 @@ class Checkpoints:
         """Those that could not be written since the last call."""
         failures, self._failures = tuple(self._failures), []
         return failures
+
+    def written(self) -> tuple[CheckpointManifest, ...]:
+        """Those that came to exist since the last call, oldest first."""
+        written, self._written = tuple(self._written), []
+        return written
 
     def _commit(self, part: CheckpointPart) -> str | None:
         """Write the manifest; return why it could not be written, None when it was."""
@@ -95,12 +102,15 @@ class Checkpoints:
             samples_committed=step_range(part.step, training.global_batch, self._num_samples)[0],
             seed=self._config.run.seed,
             optimizer=training.optimizer.name,
+            write_s=part.write_s,
+            unix_s=time.time(),
         )
         try:
             self._store.write_manifest(manifest, self._also())
         except OSError as error:
             return str(error)
         self.newest, self._num_failed = manifest, 0
+        self._written.append(manifest)
         self._hear(part.step)
         return None
 

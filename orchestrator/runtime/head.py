@@ -222,6 +222,8 @@ class Head:
         if comparing is not None:
             compare_once(self._config, comparing, rig, backend.measure, self._say)
         self._exporter = exporter = self._export(rig)
+        if manifest:
+            exporter.checkpoint(manifest)
         try:
             self._loop = self._make_loop(rig, backend, assignment, exporter, state)
             self._say("planning")

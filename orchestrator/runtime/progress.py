@@ -32,7 +32,8 @@ class Progress:
         self._whole: list[StepReport] = []
         self._fresh: list[tuple[StepReport, ...]] = []
         self._files: dict[tuple[int, int], dict[int, CheckpointFile]] = {}  # by layer
-        self._unwritten: dict[tuple[int, int], str] = {}  # these two by generation and step
+        self._write_s: dict[tuple[int, int], float] = {}
+        self._unwritten: dict[tuple[int, int], str] = {}  # these three by generation and step
         self._last_checkpoint = (-1, -1)  # that is whole, or was given up
 
     @property
@@ -80,6 +81,7 @@ class Progress:
         self.evaluations.rewind(next_step)
         self._reports.clear()
         self._files.clear()
+        self._write_s.clear()
         self._last_checkpoint = (self._generation, sys.maxsize)  # a late part must not count
 
     def take(self) -> tuple[StepReport, ...]:
@@ -100,6 +102,7 @@ class Progress:
         if part.problem:
             self._unwritten.setdefault(key, part.problem)
         self._files.setdefault(key, {}).update({file.layer: file for file in part.files})
+        self._write_s[key] = max(self._write_s.get(key, 0.0), part.write_s)
 
     def whole_checkpoints(self, num_layers: int) -> tuple[CheckpointPart, ...]:
         """Checkpoints with every layer, and whose steps are committed, as one part; once each."""
@@ -111,9 +114,10 @@ class Progress:
         found = []
         for key in keys:
             files = tuple(file for _, file in sorted(self._files[key].items()))
-            found.append(CheckpointPart(key[1], key[0], files))
+            found.append(CheckpointPart(key[1], key[0], files, write_s=self._write_s[key]))
             self._last_checkpoint = key
         self._files = {k: files for k, files in self._files.items() if k > self._last_checkpoint}
+        self._write_s = {k: self._write_s[k] for k in self._files}
         return tuple(found)
 
     def unwritten_checkpoints(self) -> tuple[tuple[int, str], ...]:

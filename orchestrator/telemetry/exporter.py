@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from orchestrator.core.durable import LedgerEntry
+from orchestrator.core.durable import CheckpointManifest, LedgerEntry
 from orchestrator.core.evaluation import LOSS, Evaluation
 from orchestrator.core.slot import SlotJournal, SlotRecord, StepReport
 from orchestrator.errors import ConfigError
@@ -119,6 +119,9 @@ class Exporter:
                 self._observe("recovery_duration_seconds", event.duration_s or 0.0)
             elif event.kind in ("alarm", "warning"):
                 self._count("warnings_total", 1, reason_label(event.detail))
+        for manifest in journal.checkpoints:
+            self._observe("checkpoint_duration_seconds", manifest.write_s)
+            self.checkpoint(manifest)
         self._reports = journal.reports or self._reports  # the newest that there are
 
     def _count_money(self, ledger: Iterable[LedgerEntry]) -> None:
@@ -142,6 +145,12 @@ class Exporter:
         if evaluation.best:
             self._set("best_evaluation_step", evaluation.step)
         self._observe("evaluation_duration_seconds", evaluation.eval_s)
+
+    def checkpoint(self, newest: CheckpointManifest) -> None:
+        """Show the newest checkpoint."""
+        self._set("checkpoint_bytes", newest.size_bytes)
+        if newest.unix_s is not None:
+            self._set("checkpoint_timestamp_seconds", newest.unix_s)
 
     def slot(self, record: SlotRecord) -> None:
         """Show the newest slot."""

@@ -147,6 +147,11 @@ METRICS: Mapping[str, Metric] = {
         "histogram", "From a fault being known to all standing at one step.", buckets=_SECONDS
     ),
     "fallbacks_total": Metric("counter", "Second-best ways taken.", ("reason",)),
+    "checkpoint_duration_seconds": Metric(
+        "histogram", "From the step boundary to the last file being durable.", buckets=_SECONDS
+    ),
+    "checkpoint_bytes": Metric("gauge", "Size of the newest checkpoint."),
+    "checkpoint_timestamp_seconds": Metric("gauge", "Unix time of the newest checkpoint."),
     "lease_samples": Metric("gauge", "Samples of the run by status.", ("status",)),
     "emulation_late_ratio": Metric("gauge", "Share of emulated operations that came late."),
     "build_info": Metric("gauge", "Version that runs.", ("version",)),

@@ -18,6 +18,7 @@ draw = module("draw")
 OPTIONS = (
     "--set", "training.steps=1000000",
     "--set", "training.eval_every_steps=20",
+    "--set", "training.checkpoint_every_steps=20",
     "--set", "budget.average_per_hour_usd=1.5",  # of 2: money has a price
 )  # fmt: skip
 

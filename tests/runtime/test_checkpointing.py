@@ -215,6 +215,7 @@ def test_copies_take_at_most_one_layer_where_memory_is_short(
         str(tmp_path), 1, told.append, available_bytes=lambda: available_bytes
     )
     training = threading.Thread(target=writer.begin, args=(1, 1, states))
+    started_s = time.monotonic()
     training.start()
     if available_bytes:
         training.join(PATIENCE_S)  # all is copied, though nothing can be written yet
@@ -225,6 +226,7 @@ def test_copies_take_at_most_one_layer_where_memory_is_short(
     assert told == [part]
     assert part is not None
     assert len(part.files) == 5
+    assert 0.0 < part.write_s <= time.monotonic() - started_s
     assert max(most) == (5 if available_bytes else 1)
 
 

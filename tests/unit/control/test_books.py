@@ -4,10 +4,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.builders import make_cluster, make_device, make_profile
+from benchmarks.builders import make_cluster, make_device, make_plan, make_profile
 from orchestrator.control.books import Books, LoopOptions
 from orchestrator.core.budget import BudgetOptions
-from orchestrator.core.slot import ClusterEvent, DeviceLost, WorkerFailed
+from orchestrator.core.durable import CheckpointManifest
+from orchestrator.core.slot import (
+    IDLE_ESTIMATE,
+    ClusterEvent,
+    Decision,
+    DeviceLost,
+    Observation,
+    WorkerFailed,
+)
 from orchestrator.core.training import TrainingOptions
 from orchestrator.planning.lyapunov import ControlOptions
 
@@ -75,3 +83,16 @@ def test_an_error_of_the_users_uses_none_of_the_failures() -> None:
     assert not any(found.survives(events, IN_USE) for events in ([users], [users, BROKEN]))
     assert found.num_failures == 0
     assert found.survives([BROKEN], IN_USE)
+
+
+def test_a_slots_journal_has_the_checkpoints_that_came_to_exist_in_it() -> None:
+    manifest = CheckpointManifest(
+        step=0, generation=1, files=(), num_layers=0, samples_committed=0, seed=0
+    )
+    found = books()
+    observation = Observation(
+        60.0, (), (), (), found.cluster.offers, 0, found.cluster.devices, checkpoints=(manifest,)
+    )
+    idle = Decision("idle", make_plan(), IDLE_ESTIMATE, "nothing ran yet")
+    _, journal = found.settle(observation, idle)
+    assert journal.checkpoints == (manifest,)

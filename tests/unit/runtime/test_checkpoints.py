@@ -62,6 +62,22 @@ def test_only_failures_in_a_row_end_the_run(tmp_path: Path) -> None:
     assert checkpoints.failures() == (CheckpointFailed(40, "still full", ends_run=True),)
 
 
+def test_those_that_came_to_exist_are_told_once_with_what_they_took(tmp_path: Path) -> None:
+    checkpoints, progress = made(tmp_path), Progress(50)
+    tell(checkpoints, progress, 10)
+    tell(checkpoints, progress, 20, "full")
+    files = (CheckpointFile(0, "layer-000.safetensors", 7, "x"),)
+    parts = [CheckpointPart(30, 1, files, write_s=2.0), CheckpointPart(30, 1, (), write_s=0.5)]
+    checkpoints.write(30, 1, parts, lambda: None)
+    first, last = checkpoints.written()
+    assert (first.step, first.size_bytes) == (10, 1)
+    assert (last.step, last.size_bytes, last.write_s) == (30, 7, 2.0)
+    assert last.unix_s is not None
+    assert first.unix_s is not None
+    assert first.unix_s <= last.unix_s
+    assert checkpoints.written() == ()
+
+
 def test_failures_without_end_are_allowed(tmp_path: Path) -> None:
     checkpoints, progress = made(tmp_path, most=-1), Progress(100)
     for step in range(10, 100, 10):

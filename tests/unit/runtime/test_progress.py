@@ -1,5 +1,7 @@
 """Single workers' reports become whole steps, whole checkpoints and held stretches."""
 
+from dataclasses import replace
+
 from orchestrator.core.durable import CheckpointFile, CheckpointPart
 from orchestrator.core.slot import StepReport, Usage
 from orchestrator.runtime.progress import Meter, Progress, RunClock, window_steps
@@ -90,6 +92,15 @@ def test_a_checkpoint_is_whole_when_all_layers_are_there_and_its_steps_committed
     assert progress.whole_checkpoints(2) == ()
     progress.part(part(1, (0,)))  # told twice: by the writer, and by who waited for it
     assert progress.whole_checkpoints(1) == ()
+
+
+def test_writing_a_checkpoint_takes_as_long_as_the_slowest_worker() -> None:
+    progress = two_workers(next_step=3)
+    progress.part(replace(part(2, (0,)), write_s=3.0))
+    progress.part(replace(part(2, (1,)), write_s=1.0))
+    assert [whole.write_s for whole in progress.whole_checkpoints(2)] == [3.0]
+    progress.part(replace(part(3, (0, 1)), write_s=2.0))
+    assert [whole.write_s for whole in progress.whole_checkpoints(2)] == [2.0]
 
 
 def test_a_checkpoint_becomes_whole_though_the_plan_changes_while_it_is_written() -> None:

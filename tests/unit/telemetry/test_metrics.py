@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.builders import make_device, make_group, make_plan
 from orchestrator.core.budget import BudgetOptions
-from orchestrator.core.durable import LedgerEntry
+from orchestrator.core.durable import CheckpointFile, CheckpointManifest, LedgerEntry
 from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import (
     CommittedStep,
@@ -45,6 +45,10 @@ BOUNDED_LABELS = {
 FACTS = RunFacts(
     strategy="joint", zone_of_pool={"gpu": "z1"}, num_samples=1000,
     billing_speedup=60.0, unix_time=lambda: 1e9,
+)  # fmt: skip
+CHECKPOINT = CheckpointManifest(
+    step=40, generation=1, num_layers=2, samples_committed=320, seed=0, write_s=2.0, unix_s=9e8,
+    files=(CheckpointFile(0, "layer-0", 100, "x"), CheckpointFile(1, "layer-1", 28, "x")),
 )  # fmt: skip
 DEVICES = [make_device(f"gpu-{i}") for i in range(3)]
 
@@ -125,6 +129,7 @@ def make_journal() -> SlotJournal:
             RunEvent(180.0, 3, "recovered", "at step 5", duration_s=0.1, cause="replica"),
             RunEvent(180.0, 3, "alarm", "budget_infeasible: no plan keeps both"),
         ),
+        checkpoints=(replace(CHECKPOINT, step=20, write_s=1.0, unix_s=8e8), CHECKPOINT),
     )
 
 
@@ -244,6 +249,17 @@ def test_money_is_used_up_at_a_time_of_the_wall_clock_unless_none_is_spent(
     exporter.slot(replace(make_record(), time_s=4e3, spent_usd=4.0))
     exporter.slot(replace(make_record(), time_s=8e3, spent_usd=4.0))
     assert value(exporter, until) is None
+
+
+def test_the_newest_checkpoint_is_shown_and_how_long_each_took(exporter: Exporter) -> None:
+    exporter.checkpoint(replace(CHECKPOINT, unix_s=None))  # restored, of an older version
+    assert value(exporter, "checkpoint_timestamp_seconds") is None
+    assert value(exporter, "checkpoint_bytes") == 128
+    assert value(exporter, "checkpoint_duration_seconds_count") is None
+    exporter.journal(make_journal())
+    assert value(exporter, "checkpoint_timestamp_seconds") == 9e8
+    assert value(exporter, "checkpoint_duration_seconds_count") == 2
+    assert value(exporter, "checkpoint_duration_seconds_sum") == 3.0
 
 
 def test_paths_are_shown_by_the_zones_that_they_join(exporter: Exporter) -> None:

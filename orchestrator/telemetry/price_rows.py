@@ -104,6 +104,8 @@ def json_reading(text: str, pools: Collection[str]) -> Reading:
         raise ValueError("it is nested too deeply") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"it is no JSON (line {error.lineno}: {error.msg})") from None
+    except ValueError:  # more digits than Python reads
+        raise ValueError("it holds a number of thousands of digits") from None
     entries = data.get("prices") if isinstance(data, dict) else data
     if not isinstance(entries, list):
         raise ValueError(f"it is no list of prices; {JSON_FORM} is wanted")  # noqa: TRY004

@@ -70,6 +70,7 @@ def test_an_entry_that_is_no_price_is_passed_over_and_named(entry: object, told:
         ("<html>", "it is no JSON"),
         ('[{"pool": ', "it is no JSON"),
         ("[" * 100_000, "it is nested too deeply"),
+        (f"[{5000 * '9'}]", "it holds a number of thousands of digits"),
         ("{}", "it is no list of prices; "),
         ('{"prices": 3}', "it is no list of prices; "),
         ("null", "it is no list of prices; "),

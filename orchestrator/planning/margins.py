@@ -8,7 +8,7 @@ from orchestrator.planning.constraints import Row
 from orchestrator.planning.continuous import best_fractional
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.extra import extra_groups
-from orchestrator.planning.slot_table import slot_table
+from orchestrator.planning.slot_table import SlotTable, slot_table
 
 PERCENT = 0.01
 """Of the batch: one more unit of a least share."""
@@ -106,12 +106,11 @@ def marginal_values(
     base = best_fractional(table, rows)
     if base is None:
         return None
-    grown = replace(
-        table,
-        batch=table.batch + problem.microbatch_samples,
-        worth=problem.penalty_weight * (table.batch + problem.microbatch_samples),
-    )
-    larger = best_fractional(grown, rows)
+    batch = table.batch + problem.microbatch_samples
+    grown = replace(table, batch=batch, worth=problem.penalty_weight * batch)
+    if _room(grown) < batch:  # a lone group whose limit was the batch, or memory is full
+        grown = slot_table(CostModel(replace(problem, batch_samples=batch)), candidate, rows)
+    larger = best_fractional(grown, rows) if _room(grown) >= batch else None
     price = problem.price_of_money_samples_per_usd
     usd_per_sample = 1.0 / candidate.estimate.samples_per_usd
     worth: dict[str, float] = {}  # samples/s, by pool
@@ -137,3 +136,8 @@ def marginal_values(
         devices=tuple(devices),
         limits=base.limits,
     )
+
+
+def _room(table: SlotTable) -> int:
+    """The samples that all groups together may hold."""
+    return sum(c * m * n for c, m, n in zip(table.count, table.size, table.cap, strict=True))

@@ -98,6 +98,25 @@ def test_worth_counts_egress_at_the_price_of_money_and_the_price_of_the_device_n
     assert slow.break_even_usd_per_s == pytest.approx(slow.samples_per_s / 1e3)
 
 
+def test_one_more_microbatch_of_a_lone_group_adds_what_really_adding_it_does() -> None:
+    devices = pools({"fast": 1})
+    profile = make_profile({"fast": [SECONDS["fast"]] * 4}, update_s=1.0)
+    problem = make_problem(make_cluster(devices), profile, batch_samples=100)
+    before = dealt(problem, devices)
+    after = dealt(replace(problem, batch_samples=101), devices)
+    gain = after.estimate.samples_per_s - before.estimate.samples_per_s
+    assert gain > 0.01  # the updates of a step serve one sample more
+    assert values_of(problem, before).microbatch_samples_per_s == pytest.approx(gain)
+
+
+def test_one_more_microbatch_adds_nothing_where_memory_has_no_room_for_it() -> None:
+    device = make_device("fast-0", memory_bytes=16 * GIB)  # a sample keeps 4 GiB of it
+    profile = make_profile({"gpu": [0.01] * 4}, stash_bytes=GIB)
+    problem = make_problem(make_cluster([device]), profile, batch_samples=3, schedules=("gpipe",))
+    plan = make_plan(make_group([device], (0, 4), (1,) * 3), schedule="gpipe")
+    assert values_of(problem, as_candidate(problem, plan)).microbatch_samples_per_s == 0.0
+
+
 def test_device_that_only_slows_the_others_down_is_worth_nothing() -> None:
     devices = pools({"fast": 2, "slow": 1})
     cluster = make_cluster(devices, bandwidth_bytes_per_s=1e4)

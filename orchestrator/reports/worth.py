@@ -83,13 +83,14 @@ def worth_cells(worth: Worth) -> list[tuple[str, ...]]:
     cells: list[tuple[str, ...]] = []
     for row in device_rows(worth):
         below = row.break_even_per_hour
+        pays = f"{figures.usd(below)}/h" if isfinite(below) else "any price"
+        cheaper = f"{figures.usd(row.same_cost_per_hour)}/h"
         cells.append(
             (
                 f"device of {row.pool}",
                 figures.number(row.samples_per_s),
                 f"{figures.usd(row.price_per_hour)}/h",
-                f"{figures.usd(below)}/h" if isfinite(below) else "any price",
-                f"{figures.usd(row.same_cost_per_hour)}/h",
+                *((pays, cheaper) if row.samples_per_s > 0 else ("-", "-")),
                 row.advice,
             )
         )

@@ -47,6 +47,7 @@ def test_device_pays_at_any_price_while_no_dollar_is_short() -> None:
     free = {k: v for k, v in VALUES.items() if "break_even" not in k}
     cells = worth_cells(a_worth(free))
     assert cells[0] == ("device of fast", "12.0", "$3.67/h", "any price", "$4.00/h", "yes")
+    assert cells[1] == ("device of slow", "0", "$0.3500/h", "-", "-", "no use")
 
 
 def test_everything_else_follows_the_devices_in_words() -> None:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+OUT_OF_MEMORY = "was killed: the memory of its machine ran out"
+"""What became of a process where Ray says OutOfMemoryError, in a page of text."""
+
 
 class Greeting(Protocol):
     """What a worker says of its process."""

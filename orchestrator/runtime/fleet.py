@@ -6,10 +6,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 
 from orchestrator.errors import LostWorkerError, OrchestratorError
-from orchestrator.runtime.actors import Greeting, Member, News, Place, Recruit, Starter
+from orchestrator.runtime.actors import (
+    OUT_OF_MEMORY,
+    Greeting,
+    Member,
+    News,
+    Place,
+    Recruit,
+    Starter,
+)
 from orchestrator.runtime.trouble import SYMPTOMS, Loss
 
 logger = logging.getLogger(__name__)
@@ -286,7 +300,9 @@ class Fleet:
                     recruit.member.greeting = self._actors.get(recruit.answers[0])
                     self._actors.get(recruit.answers[1])
                 except RayError as error:  # also: its node has just gone
-                    reason = f"its new worker failed: {str(error).splitlines()[-1]}"
+                    oom = isinstance(error, OutOfMemoryError)
+                    why = OUT_OF_MEMORY if oom else f"failed: {str(error).splitlines()[-1]}"
+                    reason = f"its new worker {why}"
             elif time.monotonic() - recruit.started_s > longest_s:
                 reason = f"its new worker was not ready within {longest_s:.0f} s"
             else:
@@ -338,6 +354,8 @@ class Fleet:
 
 def _end(error: RayError, member: Member) -> str:
     """What Ray knows of a worker's end; of a node that is cut off nobody knows what it does."""
+    if isinstance(error, OutOfMemoryError):
+        return f"its process {OUT_OF_MEMORY}"
     if not isinstance(error, RayActorError) or isinstance(error, ActorUnavailableError):
         return member.out_of_touch
     if "its node has died" in str(error):

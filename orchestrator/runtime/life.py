@@ -22,6 +22,7 @@ from orchestrator.core.code import SHORT, lyray_digest
 from orchestrator.core.slot import Outcome
 from orchestrator.errors import ConfigError, OrchestratorError, as_told
 from orchestrator.reports.live import View
+from orchestrator.runtime.actors import OUT_OF_MEMORY
 from orchestrator.runtime.news import Comparing, Cursor, HeadNews
 from orchestrator.runtime.signals import StopSignals
 
@@ -85,7 +86,7 @@ class HeadDiedError(Exception):
         if silent_s is not None:
             how = f"answered nothing for {silent_s:.0f} s and was ended"
         elif isinstance(error, OutOfMemoryError):  # of Ray, which killed it before the system did
-            how = "was killed: the memory of its machine ran out"
+            how = OUT_OF_MEMORY
         elif error.actor_init_failed:
             how = f"did not start: {str(error).strip().splitlines()[-1]}"
         elif isinstance(error, ActorUnavailableError):

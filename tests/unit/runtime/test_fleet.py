@@ -5,7 +5,12 @@ from dataclasses import dataclass, field
 from types import NoneType
 
 import pytest
-from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
+from ray.exceptions import (
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    OutOfMemoryError,
+    RayActorError,
+)
 
 from orchestrator.runtime.actors import Place
 from orchestrator.runtime.fleet import Fleet
@@ -88,6 +93,16 @@ def test_of_a_node_that_is_gone_nobody_says_that_a_process_was_killed(
 ) -> None:
     fleet = fleet_of(Actors(error=RayActorError(error_msg=told)))
     assert fleet.gather(0.0) == ((), (Loss("a-0", reason),))
+
+
+def test_a_worker_that_ray_killed_for_memory_is_told_of_as_such_and_in_one_line() -> None:
+    full = OutOfMemoryError("2 worker(s) were killed\nTop 10 memory users:\n...")
+    fleet = fleet_of(Actors(error=full))
+    why = "was killed: the memory of its machine ran out"
+    assert fleet.gather(0.0) == ((), (Loss("a-0", f"its process {why}"),))
+    fleet = Fleet(OutOfReach, [Place("a-0")], lambda place: (), actors=Actors(error=full))
+    fleet.enlist(Place("b-0"))
+    assert fleet.muster(60.0) == ((), (Loss("b-0", f"its new worker {why}"),))
 
 
 def test_a_new_worker_whose_node_has_just_gone_is_lost_and_ends_nothing() -> None:

@@ -83,7 +83,12 @@ def plan_table(rows: Sequence[PlanRow], *, batch_samples: int) -> Parts:
     for index, name in enumerate(ROW_HEAD):
         if index != PLAN_COLUMN:
             figure = index in FIGURE_COLUMNS
-            numbers.add_column(Text(name), justify="right" if figure else "left", no_wrap=True)
+            numbers.add_column(
+                Text(name),
+                justify="right" if figure else "left",
+                no_wrap=name != "memory",  # long names of devices go on below
+                overflow="fold",
+            )
     plans.add_column("strategy", no_wrap=True)
     plans.add_column(Text(ROW_HEAD[PLAN_COLUMN]))
     for row in rows:

@@ -60,6 +60,14 @@ def test_the_table_ticks_the_chosen_plan_and_says_why_another_is_refused() -> No
     assert "too <large>" in text
 
 
+def test_a_long_name_of_a_device_cuts_no_figure_off_on_a_narrow_terminal() -> None:
+    long = replace(ROW, strategy="balanced-pipeline", tightest_device="a100-80-spot-west-0")
+    screen = StringIO()
+    Console(width=80, file=screen).print(plan_table([long], batch_samples=6))
+    assert "…" not in screen.getvalue()
+    assert "CHOSEN" in screen.getvalue()
+
+
 def test_the_page_stands_alone_and_draws_every_instruction() -> None:
     page = plan_page(
         "a<b", [replace(ROW, chosen=True), REFUSED], CLUSTER, TIMELINES, ["a <note>"], WORTH

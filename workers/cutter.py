@@ -4,7 +4,7 @@ import io
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,7 +135,8 @@ def _export(model: nn.Module, value: Any, *, of_any_shape: bool) -> torch.export
     hook = model.register_forward_hook(lambda _model, _args, output: _told(output))
     lengths = _lengths(kwargs or args, of_any_shape=of_any_shape)
     try:
-        with redirect_stderr(io.StringIO()):  # torch prints all operations that it could tell
+        # torch prints all operations that it could tell, and warns of lengths that it fixes.
+        with redirect_stderr(io.StringIO()), _quiet(logging.getLogger("torch._export")):
             return torch.export.export(model, args, kwargs, dynamic_shapes=lengths, strict=False)
     except _InvolvedError:
         raise
@@ -146,6 +147,17 @@ def _export(model: nn.Module, value: Any, *, of_any_shape: bool) -> torch.export
         raise ConfigError(f"{place}: {line}; {MEND}{here}") from error
     finally:
         hook.remove()
+
+
+@contextmanager
+def _quiet(log: logging.Logger) -> Iterator[None]:
+    """Lets only errors through."""
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _told(output: Any) -> Any:

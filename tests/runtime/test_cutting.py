@@ -1,5 +1,6 @@
 """Whole models in parts: what belongs to which, what keeps its name, and what is refused."""
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -202,6 +203,19 @@ def test_a_model_whose_lengths_are_long_formulas_is_cut_for_samples_of_one_shape
         ValueError, match=r"cut for samples of shapes \(\(6,\),\), not \(\(7,\),\); "
     ):
         run(cut, torch.randn(4, WIDTH + 1))
+
+
+def test_what_torch_thinks_of_a_length_of_one_is_not_shown_to_the_user() -> None:
+    told: list[logging.LogRecord] = []
+    handler, log = logging.Handler(), logging.getLogger("torch._export.non_strict_utils")
+    handler.emit = told.append  # type: ignore[method-assign]  # a handler that keeps them
+    log.addHandler(handler)
+    try:
+        model = nn.Sequential(nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+        assert cut_graph(model, torch.zeros(2, 1, 6))
+    finally:
+        log.removeHandler(handler)
+    assert not told
 
 
 def test_a_dict_of_inputs_are_keywords_and_an_unknown_one_is_told() -> None:

@@ -44,6 +44,12 @@ _EXAMPLES = {
 }
 """What to write where a required key is missing."""
 
+_PART = (
+    "  a price list or an overlay is no run by itself: give the run file that includes it, or lay "
+    "it over one with --overlay"
+)
+"""Said of a file that has none of the sections every run has."""
+
 _WANTED = {
     "float_type": "a number", "int_type": "a whole number", "int_from_float": "a whole number",
     "string_type": "text", "bool_type": "true or false", "finite_number": "a finite number",
@@ -264,7 +270,9 @@ def _listed(problems: Sequence[str], layers: Layers) -> str:
     ]
     rest = len(problems) - len(shown)
     more = [f"  - and {rest} more"] if rest else []
-    return "\n".join([f"{layers.source} has {len(problems)} errors:", *shown, *more])
+    told_missing = {p.partition(" is missing;")[0] for p in problems}
+    part = [_PART] if told_missing.issuperset(("run", "training", "budget")) else []
+    return "\n".join([f"{layers.source} has {len(problems)} errors:", *shown, *more, *part])
 
 
 def _unknown_key(path: str, name: str, siblings: Sequence[str]) -> tuple[str, str]:

@@ -243,6 +243,15 @@ def test_mistakes_of_several_files_are_listed_at_once() -> None:
     ]
 
 
+def test_a_price_list_given_as_a_run_is_told_to_be_included() -> None:
+    write(prices="cluster: {offers: [{pool: a, kind: t4, count: 0, price_per_hour: 1.0}]}")
+    told = refused("prices.yaml").splitlines()
+    assert told[0] == "prices.yaml has 4 errors:"
+    assert told[-1].startswith("  a price list or an overlay is no run by itself: give the run")
+    write(run="run: {name: a}\nbudget: {}")
+    assert "overlay" not in refused()
+
+
 def test_a_value_that_was_set_is_no_longer_told_of_the_file_below() -> None:
     write(prices=PRICES, run=f"include: prices.yaml\n{RUN}{OFFERS}{BUDGET}")
     told = refused(overrides=("cluster.offers[1].price_per_hour=-1",))

@@ -28,7 +28,7 @@ p { margin: 4px 0; } .soft { color: var(--soft); } .good { color: var(--good); }
   gap: 12px; margin: 16px 0; }
 .tile { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
   padding: 10px 14px; } .tile b { display: block; font-size: 18px;
-  white-space: nowrap; }
+  overflow-wrap: anywhere; }
 .tile span { color: var(--soft); font-size: 12px; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
   padding: 12px; overflow-x: auto; }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.common import StackingMode
+from grafana_foundation_sdk.models.common import ScaleDistribution, StackingMode
 from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
 FOLDER = Path(__file__).parent
@@ -30,6 +30,9 @@ class Panel:
     stacked: bool = False
     flag: bool = False
     """Values are 0 or 1."""
+
+    wide: bool = False
+    """Values of unlike size in one panel: the axis is logarithmic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,7 @@ DEVICES = Page(
                 "{{device}} has": f"lyray_device_memory_bytes{RUN}",
             },
             "Most in use in a slot, against what the plan reckons with and what there is.",
+            wide=True,
         ),
         Panel(
             "Workers",
@@ -343,6 +347,9 @@ def _view(panel: Panel) -> stat.Panel | timeseries.Panel:
     if panel.stacked and isinstance(view, timeseries.Panel):
         stacks = common.StackingConfig().mode(StackingMode.NORMAL)
         view = view.stacking(stacks).fill_opacity(40).min(0)
+    if panel.wide and isinstance(view, timeseries.Panel):
+        scale = common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10)
+        view = view.scale_distribution(scale)
     if panel.flag:
         view = view.min(0).max(1).decimals(0)
     for letter, (legend, expression) in zip("ABCD", panel.queries.items(), strict=False):

@@ -250,7 +250,7 @@ TOKEN = "s3cr3t-t0ken"
     [
         (says({"error": TOKEN}, 401), "it answers with status 401"),
         (says(TOKEN.encode()), "it is no JSON (line 1: Expecting value)"),
-        (says([{"pool": "fast", "price_per_hour": TOKEN}]), "price_per_hour is ***"),
+        (says([{"pool": "fast", "price_per_hour": TOKEN}]), "price_per_hour is '***'"),
         (says([{"pool": TOKEN, "price_per_hour": 0}]), "of pool '***'"),
         (says(prices(fast=-1.0)), "price_per_hour is -1.0"),
     ],
@@ -277,7 +277,7 @@ def test_no_message_shows_the_token(tmp_path: Path, answer: object, told: str) -
         (b"a\r\nX-Evil: 1", "does not hold one token"),
         ("ü".encode(), "does not hold one token"),
         (b"\xff\x00", "does not hold one token"),
-        (b"x" * 9000, "does not hold one token"),
+        (b"x" * 9000, "has more than 8,192 bytes"),
     ],
 )
 def test_a_file_without_a_token_is_named_and_nobody_is_asked(

@@ -55,6 +55,13 @@ def _may_draw(func: Any) -> bool:
     return any(part in name for part in _MAY_DRAW)
 
 
+def generators_state() -> tuple[object, ...]:
+    """Of Python's and NumPy's generators, when no ``Draws`` of another thread has them."""
+    with _generators:
+        state: Any = np.random.get_state()  # noqa: NPY002 - as in ``Draws.key``
+        return random.getstate(), bytes(state[1]), state[2:]
+
+
 def seed_from(data: bytes) -> int:
     """A seed for torch, which takes those below 2^63; salted by nothing, so the same everywhere."""
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") >> 1

@@ -1,15 +1,13 @@
 """What must not change by running a model: its state, and generators that no plan can share."""
 
-import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from orchestrator.errors import ConfigError
+from workers.seeding import generators_state
 
 
 @contextmanager
@@ -26,7 +24,7 @@ def unchanged(layers: Iterable[nn.Module], what: str) -> Iterator[None]:
     """
     modules = list(layers)
     before = {key: _copy(tensor) for key, tensor in _state(modules)}
-    drawn = _drawn()
+    drawn = generators_state()
     yield
     for key, tensor in _state(modules):
         kind, _, name = key
@@ -36,7 +34,7 @@ def unchanged(layers: Iterable[nn.Module], what: str) -> Iterator[None]:
                 "result would depend on the plan; keep it as it is (.eval() does in many modules), "
                 "or compute what it holds from the input"
             )
-    if _drawn() != drawn:
+    if generators_state() != drawn:
         raise ConfigError(
             f"training.task: {what} draws from the generator of Python or NumPy while it runs, so "
             "that the result would depend on the plan; draw by sample with torch.rand_like or "
@@ -59,8 +57,3 @@ def _copy(tensor: Tensor) -> Tensor:
     if value.is_complex():
         value = torch.view_as_real(value)
     return value.contiguous().view(words).sum(dtype=torch.int64)
-
-
-def _drawn() -> tuple[object, ...]:
-    state: Any = np.random.get_state()  # noqa: NPY002 - the user's code may draw from it
-    return random.getstate(), bytes(state[1]), state[2:]

@@ -21,6 +21,7 @@ from workers.worker import WorkerSpec
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(180)]
 
 PATIENCE_S = 120.0
+STEPS = 120  # so many that the first checkpoint is up, hiccups and all, long before the last step
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +144,7 @@ def test_a_run_in_a_bucket_survives_hiccups_and_a_kill_resumes_and_is_reported(
     file = tmp_path / "tiny.yaml"
     folder = f"s3://{BUCKET}/jobs"
     file.write_text(
-        TEXT.format(folder=folder, task="tests.runtime.models:mlp", steps=60, events="")
+        TEXT.format(folder=folder, task="tests.runtime.models:mlp", steps=STEPS, events="")
     )
     run = RunConfig.load(str(file))
     store, records = CheckpointStore(run.run.run_url), RunStore(run.run.run_url)
@@ -152,6 +153,7 @@ def test_a_run_in_a_bucket_survives_hiccups_and_a_kill_resumes_and_is_reported(
     assert server.left() == [0, 0]
     manifest = store.latest()
     assert manifest is not None
+    assert manifest.step < STEPS
 
     second = lyray("run", str(file))
     output = ended(second)
@@ -159,10 +161,12 @@ def test_a_run_in_a_bucket_survives_hiccups_and_a_kill_resumes_and_is_reported(
     (resumed,) = [e["detail"] for e in records.read("events") if e["kind"] == "resumed"]
     # Head and workers end a moment after the job's process, on a busy machine a longer one: a
     # late checkpoint has a step of its own, the last one at most.
-    assert resumed in {f"at step {step}" for step in range(manifest.step, 61)}
+    assert resumed in {f"at step {step}" for step in range(manifest.step, STEPS + 1)}
     steps = records.read("steps")
-    assert [row["step"] for row in steps] == list(range(60))
-    assert [row["loss"] for row in steps] == pytest.approx(losses_alone(run), rel=1e-5)
+    assert [row["step"] for row in steps] == list(range(STEPS))
+    assert [row["loss"] for row in steps] == pytest.approx(
+        losses_alone(run), rel=1e-4
+    )  # rounding adds up
     assert len(store.steps()) == 2  # keep_checkpoints
 
     report = lyray("report", run.run.run_url, "--json")

@@ -51,6 +51,7 @@ from orchestrator.planning.assignment import SlotAssignment
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.lyapunov import ControlOptions
 from orchestrator.reports.records import slot_json
+from orchestrator.runtime.garbage import collect_rarely
 from orchestrator.runtime.progress import Progress
 from orchestrator.strategies.explorer import candidate_of, idle_candidate
 from orchestrator.telemetry.exporter import Exporter, RunFacts
@@ -340,12 +341,14 @@ def _head(num_devices: int, seed: int) -> Iterator[tuple[Head, tuple[Scraper, Sc
         scrapers = (Scraper(head.exporter.address), Scraper(head.exporter.address))
         for _ in range(WARM_SLOTS):
             head.slot_cpu_s()
+        thresholds = gc.get_threshold()
         gc.collect()
-        gc.freeze()  # as the head does
+        collect_rarely()  # as the head does
         try:
             yield head, scrapers
         finally:
             gc.unfreeze()
+            gc.set_threshold(*thresholds)
             for scraper in scrapers:
                 scraper.close()
             head.exporter.close()

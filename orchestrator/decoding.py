@@ -1,6 +1,6 @@
-"""Plain JSON data to frozen dataclasses: every type checked, a message names the place."""
+"""Plain JSON data from and to frozen dataclasses: every type checked, a message names the place."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -12,6 +12,26 @@ def _hints(cls: type) -> dict[str, object]:
     """The types of a dataclass's fields that are given when it is made."""
     types = get_type_hints(cls)
     return {field.name: types[field.name] for field in fields(cls) if field.init}
+
+
+@cache
+def field_names(cls: type) -> tuple[str, ...]:
+    """Of a dataclass, those that are given when one is made; none of any other class."""
+    return tuple(f.name for f in fields(cls) if f.init) if is_dataclass(cls) else ()
+
+
+def plain_members(value: object) -> dict[str, object] | Sequence[object]:
+    """What a dataclass, or a mapping, holds, by name; a sequence's items in their order."""
+    kind: type = type(value)
+    if names := field_names(kind):
+        return {name: getattr(value, name) for name in names}
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form: {value!r}")
 
 
 def _wrong(path: str, data: object, wanted: str) -> ValueError:
@@ -38,8 +58,8 @@ def decode(hint: object, data: object, path: str) -> object:
         if data not in parts:
             raise _wrong(path, data, f"one of {', '.join(map(repr, parts))}")
         return data
-    if origin is tuple:
-        return _decode_tuple(parts, data, path)
+    if origin in (tuple, Sequence):
+        return _decode_tuple(parts if origin is tuple else (*parts, Ellipsis), data, path)
     if origin is not None and issubclass(cast("type", origin), Mapping):
         if not isinstance(data, Mapping):
             raise _wrong(path, data, "an object")

@@ -5,10 +5,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from typing import TypeVar, cast
 from uuid import uuid4
@@ -17,7 +15,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from orchestrator.credentials import MEND, masked
-from orchestrator.decoding import decode
+from orchestrator.decoding import decode, plain_members
 from orchestrator.errors import ConfigError
 from orchestrator.retries import patiently
 
@@ -208,11 +206,11 @@ def write_json(url: str, value: object) -> None:
 
     Lines within them would take Python's own encoder, which needs ten times as long.
     """
-    if isinstance(value, list | tuple):
-        rows, (begin, end) = [json_text(item) for item in value], "[]"
+    plain = plain_members(value)
+    if isinstance(plain, dict):
+        rows, (begin, end) = [f"{json.dumps(k)}: {json_text(plain[k])}" for k in plain], "{}"
     else:
-        members = _members(value).items()
-        rows, (begin, end) = [f"{json.dumps(k)}: {json_text(v)}" for k, v in members], "{}"
+        rows, (begin, end) = [json_text(item) for item in plain], "[]"
     write_bytes(url, (begin + "\n" + ",\n".join(rows) + "\n" + end + "\n").encode())
 
 
@@ -270,28 +268,13 @@ def to_json(value: object) -> Json:
         return value if math.isfinite(value) else str(value)
     if value is None or isinstance(value, bool | int | str):
         return value
-    if isinstance(value, list | tuple):
-        return [to_json(item) for item in value]
-    return {key: to_json(item) for key, item in _members(value).items()}
+    plain = plain_members(value)
+    if isinstance(plain, dict):
+        return {key: to_json(item) for key, item in plain.items()}
+    return [to_json(item) for item in plain]
 
 
-def _members(value: object) -> dict[str, object]:
-    """What a dataclass, or a mapping, holds, by name."""
-    kind: type = type(value)
-    if names := field_names(kind):
-        return {name: getattr(value, name) for name in names}
-    if isinstance(value, Mapping):
-        return {str(key): item for key, item in value.items()}
-    raise TypeError(f"{type(value).__name__} has no JSON form: {value!r}")
-
-
-_ENCODER = json.JSONEncoder(default=_members, allow_nan=False)  # json.dumps makes one a call
-
-
-@cache
-def field_names(cls: type) -> tuple[str, ...]:
-    """Of a dataclass, those that are given when one is made; none of any other class."""
-    return tuple(f.name for f in fields(cls) if f.init) if is_dataclass(cls) else ()
+_ENCODER = json.JSONEncoder(default=plain_members, allow_nan=False)  # json.dumps makes one a call
 
 
 def from_json(cls: type[T], data: object) -> T:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from orchestrator.control.traffic import Traffic
 from orchestrator.core.cluster import ClusterState, Device, Offer
@@ -13,8 +13,7 @@ ROUNDING_S = 1e-9
 """Two times closer than this are one: the same instant reached by two sums of steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Charge:
+class _Charge(NamedTuple):
     """A stretch paid at one price, in seconds of the run's clock."""
 
     from_s: float

@@ -20,6 +20,7 @@ from orchestrator.core.durable import (
 )
 from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, SlotJournal
+from orchestrator.decoding import field_names
 from orchestrator.errors import ConfigError, DamagedCheckpointError
 
 RecordName = Literal["slots", "steps", "evaluations", "ledger", "events"]
@@ -65,7 +66,7 @@ class RunStore:
             storage.write_json(self.url(TRENDS_FILE), replace(learned, prices=()))
             self._trends_unix_s = -math.inf if written_s is None else written_s
         known = replace(state, estimates=Estimates(prices=learned.prices))
-        names = storage.field_names(ControlState)
+        names = field_names(ControlState)
         rows = (f'"{name}": {self._text(name, known)}' for name in names)  # as write_json would
         text = "{\n" + ",\n".join(rows) + "\n}\n"
         storage.write_bytes(self.url(STATE_FILE), text.encode())
@@ -357,7 +358,7 @@ def ledger_lines(entries: Iterable[LedgerEntry]) -> Iterator[str]:
 
 
 _NO_DEVICE = '"device": ""'
-_BUT_DEVICE = attrgetter(*(n for n in storage.field_names(LedgerEntry) if n != "device"))
+_BUT_DEVICE = attrgetter(*(n for n in field_names(LedgerEntry) if n != "device"))
 
 
 def step_json(step: CommittedStep) -> dict[str, object]:

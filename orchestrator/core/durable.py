@@ -1,5 +1,6 @@
 """What survives a restart: ledger entries, manifests, control state."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -153,20 +154,13 @@ class PriceMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class InputMemory:
-    """How long a device takes to draw samples, beside its own computing."""
-
-    trend: Trend
-    scale_s: float  # seconds a sample that the device computed when it first drew one
-
-
-@dataclass(frozen=True, slots=True)
 class Estimates:
     """What a run has learned of its cluster."""
 
-    speeds: tuple[tuple[str, Trend], ...] = ()  # by device
-    inputs: tuple[tuple[str, InputMemory], ...] = ()  # by device
-    links: tuple[tuple[str, str, Trend], ...] = ()  # by node, from and to
+    speeds: Sequence[tuple[str, Trend]] = ()  # by device
+    inputs: Sequence[tuple[str, Trend]] = ()  # by device: drawing samples, beside its computing
+    input_scales_s: tuple[tuple[str, float], ...] = ()  # a sample computed, when it first drew one
+    links: Sequence[tuple[tuple[str, str], Trend]] = ()  # by node, from and to
     prices: tuple[PriceMemory, ...] = ()
 
 

@@ -1,11 +1,10 @@
 """Parts of a SlotRecord: rates, and of each device what it does and where its time went."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(NamedTuple):
     """A time that differs from step to step: the least, the median and the most, in s."""
 
     least_s: float
@@ -13,8 +12,7 @@ class Spread:
     most_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepSpreads:
+class StepSpreads(NamedTuple):
     """Of the steps of a slot that one device took part in; its own are the first and the last."""
 
     compute: Spread

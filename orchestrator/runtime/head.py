@@ -1,6 +1,5 @@
 """The head: an actor that owns the workers and runs the control loop on one of its threads."""
 
-import gc
 import logging
 import time
 from dataclasses import replace
@@ -32,6 +31,7 @@ from orchestrator.runtime.backend import RayBackend
 from orchestrator.runtime.budget_file import BudgetFile
 from orchestrator.runtime.compare import compare_once
 from orchestrator.runtime.evaluations import Evaluations
+from orchestrator.runtime.garbage import collect_rarely
 from orchestrator.runtime.news import Comparing, Cursor, Feed, HeadNews
 from orchestrator.runtime.processes import head_injector
 from orchestrator.runtime.progress import Meter, RunClock
@@ -271,7 +271,7 @@ class Head:
 
     def _tick(self, loop: ControlLoop) -> Outcome:
         """Slot by slot, until the run has ended or is asked to stop."""
-        gc.freeze()  # else every collection of a search walks all that torch, Ray and CVXPY hold
+        collect_rarely()
         started_cpu_s = time.process_time()
         try:
             while loop.outcome is None and self._stop_reason is None and self._end_reason is None:

@@ -1,18 +1,19 @@
 """From what a slot measured to the state that planning sees: speeds, input, links, prices."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, expm1, inf, log, log1p
-from statistics import median
-from typing import Literal
+from math import exp, inf, log, log1p
+from typing import Literal, NamedTuple
+
+import numpy as np
 
 from orchestrator.core.cluster import ClusterState, Device
-from orchestrator.core.durable import Estimates, InputMemory, Trend
+from orchestrator.core.durable import Estimates, Trend
 from orchestrator.core.plan import Plan
 from orchestrator.core.slot import Observation, StepEstimate, StepReport
 from orchestrator.telemetry.links import Links
 from orchestrator.telemetry.prices import PriceDoubt, Prices
-from orchestrator.telemetry.trends import judged, measured, unseen
+from orchestrator.telemetry.trends import FloatArray, Trends
 
 MIN_DEVICES_OF_KIND = 3
 """From here on the median of a kind says how far its profile is off, whoever straggles."""
@@ -43,11 +44,10 @@ class Straggler:
         return self.device_id, self.phase, self.towards
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
+class _Measured(NamedTuple):
     """One device's steps of a slot in one plan."""
 
-    reports: tuple[StepReport, ...]
+    reports: list[StepReport]
     healthy_s: float  # predicted for its computing, slow-downs aside
     num_samples: int
     draws: bool  # whether its stage draws samples
@@ -77,8 +77,10 @@ class Estimator:
         known = estimates or Estimates()
         self._ratio = straggler_ratio
         self._confirm_slots = confirm_slots
-        self._speeds = {d.device_id: _first(d) for d in cluster.devices} | dict(known.speeds)
-        self._inputs = dict(known.inputs)
+        said = {d.device_id: _first(d) for d in cluster.devices}
+        self._speeds = Trends((said | dict(known.speeds)).items())
+        self._inputs = Trends(known.inputs)
+        self._scale_s = dict(known.input_scales_s)
         self._links = Links(cluster, known.links, straggler_ratio)
         self._prices = Prices(
             cluster.offers,
@@ -93,38 +95,30 @@ class Estimator:
     def estimates(self) -> Estimates:
         """What was learned, to be kept over a restart; bounded, however long the run."""
         return Estimates(
-            speeds=tuple(sorted(self._speeds.items())),
-            inputs=tuple(sorted(self._inputs.items())),
-            links=self._links.memory,
+            speeds=self._speeds,
+            inputs=self._inputs,
+            input_scales_s=tuple(sorted(self._scale_s.items())),
+            links=self._links.trends,
             prices=self._prices.memory,
         )
 
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
         """Present devices that are slower than predicted by ``straggler_ratio``, by phase."""
-        return self._phases(lambda trend: trend.slots_slow > 0)
+        return self._phases("slots_slow")
 
     @property
     def tried_again(self) -> tuple[Straggler, ...]:
         """What was slow when it was last measured, long ago, and is counted as healthy since."""
-        return self._phases(lambda trend: trend.on_trial)
+        return self._phases("on_trial")
 
-    def _phases(self, wanted: Callable[[Trend], bool]) -> tuple[Straggler, ...]:
+    def _phases(self, wanted: Literal["slots_slow", "on_trial"]) -> tuple[Straggler, ...]:
         """What is estimated of devices and is wanted, in order: of a thousand it is a few."""
-        found = [
-            self._straggler(d, "compute", trend)
-            for d, trend in self._speeds.items()
-            if wanted(trend)
-        ]
-        found += [
-            self._straggler(d, "input", memory.trend)
-            for d, memory in self._inputs.items()
-            if wanted(memory.trend)
-        ]
-        links = [link for link in self._links.memory if wanted(link[-1])]
-        if links:
+        found = [self._straggler(d, "compute", trend) for d, trend in self._speeds.those(wanted)]
+        found += [self._straggler(d, "input", trend) for d, trend in self._inputs.those(wanted)]
+        if links := self._links.trends.those(wanted):
             devices = {d.node_id: d.device_id for d in reversed(self.cluster.devices)}
-            found += [self._straggler(devices[a], "link", trend, b) for a, b, trend in links]
+            found += [self._straggler(devices[a], "link", trend, b) for (a, b), trend in links]
         return tuple(sorted(found, key=lambda straggler: straggler.key))
 
     def _straggler(
@@ -171,8 +165,16 @@ class Estimator:
         self.cluster = self._state(observation.devices, observation.now_s)
         return self.cluster
 
-    def _state(self, devices: Iterable[Device], now_s: float) -> ClusterState:
-        found = [(device, self._estimated(device)) for device in devices]
+    def _state(self, devices: Sequence[Device], now_s: float) -> ClusterState:
+        slowdown = dict(
+            zip(self._speeds.names, _slowdowns(self._speeds.column("level")), strict=True)
+        )
+        share = dict(zip(self._inputs.names, _shares(self._inputs.column("level")), strict=True))
+        found = []
+        for device in devices:
+            d = device.device_id
+            input_s = self._scale_s[d] * share[d] if d in share else 0.0
+            found.append((device, self._estimated(device, slowdown[d], input_s)))
         self._made = {device.device_id: (device, made) for device, made in found}
         return ClusterState(
             now_s=now_s,
@@ -181,10 +183,8 @@ class Estimator:
             offers=self._prices.counted(now_s),
         )
 
-    def _estimated(self, device: Device) -> Device:
+    def _estimated(self, device: Device, slowdown: float, input_s: float) -> Device:
         """As it is planned with; the same object as before where nothing is news."""
-        slowdown = _slowdown(self._speeds[device.device_id].level)
-        input_s = _input_s(self._inputs.get(device.device_id))
         known, made = self._made.get(device.device_id, (None, device))
         if known is device and (made.slowdown, made.input_s_per_sample) == (slowdown, input_s):
             return made
@@ -208,7 +208,7 @@ class Estimator:
                 mine.setdefault(report.device_id, []).append(report)
         predicted_s = dict(predicted.compute_s)
         found = {}
-        for group in groups:
+        for group, num_samples in zip(groups, group_samples, strict=True):
             for stage in group.stages:
                 # A team was predicted at its slowest member.
                 team = [cluster.device(d) for d in stage.team.device_ids if cluster.has(d)]
@@ -219,60 +219,66 @@ class Estimator:
                 slowdown = max(device.slowdown for device in team)
                 for device in team:
                     its_s = predicted_s.get(device.device_id, 0.0)
-                    healthy_s = (its_s - draws * input_s * group.num_samples) / slowdown
-                    steps = mine.get(device.device_id, ())
+                    healthy_s = (its_s - draws * input_s * num_samples) / slowdown
+                    steps = mine.get(device.device_id)
                     if steps and healthy_s > 0:
                         found[device.device_id] = _Measured(
-                            tuple(sorted(steps, key=_step)), healthy_s, group.num_samples, draws
+                            sorted(steps, key=_step), healthy_s, num_samples, draws
                         )
         return found
 
     def _fold_speeds(self, devices: Iterable[Device], found: Mapping[str, _Measured]) -> None:
-        speeds, kinds = {}, dict[str, list[float]]()
-        for device in devices:
-            trend = self._speeds.get(device.device_id) or _first(device)
-            if its := found.get(device.device_id):
-                ratios = [log(report.compute_s / its.healthy_s) for report in its.reports]
-                trend = measured(trend, ratios)
-            speeds[device.device_id] = trend
-            level = trend.level if trend.num_steps else 0.0
-            kinds.setdefault(device.kind, []).append(level)
-        usuals = {
-            kind: median(levels) if len(levels) >= MIN_DEVICES_OF_KIND else 0.0
-            for kind, levels in kinds.items()
-        }
-        least = log(self._ratio)
-        for device in devices:
-            device_id, usual = device.device_id, usuals[device.kind]
-            trend = speeds[device_id]
-            if device_id in found:
-                slow = trend.level - usual >= least
-                speeds[device_id] = judged(trend, slow=slow)
-            else:
-                speeds[device_id] = unseen(trend, usual)
-        self._speeds = speeds
+        present = {device.device_id: device for device in devices}
+        speeds = self._speeds.keep(present, lambda device_id: _first(present[device_id]))
+        rows = speeds.rows(d for d in found if d in present)
+        unseen = speeds.others(rows)
+        ratios = [
+            [log(report.compute_s / its.healthy_s) for report in its.reports]
+            for its in (found[speeds.names[row]] for row in rows)
+        ]
+        speeds = speeds.measured(rows, ratios)
+        levels = np.where(speeds.column("num_steps") > 0, speeds.column("level"), 0.0)
+        kinds = np.array([present[name].kind for name in speeds.names])
+        usual = np.zeros(len(speeds))
+        for kind in set(kinds):
+            is_it = kinds == kind
+            if np.count_nonzero(is_it) >= MIN_DEVICES_OF_KIND:
+                usual[is_it] = np.median(levels[is_it])
+        slow = speeds.column("level") - usual >= log(self._ratio)
+        self._speeds = speeds.judged(rows, slow[rows]).unseen(unseen, usual[unseen])
 
     def _fold_inputs(self, devices: Iterable[Device], found: Mapping[str, _Measured]) -> None:
-        inputs = {}
-        for device_id in sorted(device.device_id for device in devices):
-            memory, its = self._inputs.get(device_id), found.get(device_id)
-            if its and its.draws:
-                if memory is None and any(report.data_s > 0 for report in its.reports):
-                    memory = InputMemory(Trend(), its.healthy_s / its.num_samples)
-                if memory:
-                    inputs[device_id] = self._drawn(memory, its)
-            elif memory and (trend := unseen(memory.trend, 0.0)) != Trend(
-                slots_unseen=trend.slots_unseen
-            ):
-                inputs[device_id] = replace(memory, trend=trend)
-        self._inputs = inputs
-
-    def _drawn(self, memory: InputMemory, its: _Measured) -> InputMemory:
-        """With a slot's input; slow when the device would be slow if that were computing."""
-        unit_s = its.num_samples * memory.scale_s
-        trend = measured(memory.trend, [log1p(r.data_s / unit_s) for r in its.reports])
-        slow = expm1(trend.level) * unit_s >= (self._ratio - 1) * its.healthy_s
-        return replace(memory, trend=judged(trend, slow=slow))
+        """Slow is a device that would be slow if its input were computing."""
+        present = {device.device_id for device in devices}
+        drawn = {
+            d: its
+            for d, its in found.items()
+            if d in present
+            and its.draws
+            and (d in self._scale_s or any(report.data_s > 0 for report in its.reports))
+        }
+        for d, its in drawn.items():
+            self._scale_s.setdefault(d, its.healthy_s / its.num_samples)
+        inputs = self._inputs.keep(drawn.keys() | (present & set(self._inputs.names)))
+        rows = inputs.rows(drawn)
+        unit_s = np.array([its.num_samples * self._scale_s[d] for d, its in drawn.items()])
+        least_s = (self._ratio - 1) * np.array([its.healthy_s for its in drawn.values()])
+        inputs = inputs.measured(
+            rows,
+            [
+                [log1p(report.data_s / its_s) for report in its.reports]
+                for its, its_s in zip(drawn.values(), unit_s.tolist(), strict=True)
+            ],
+        )
+        slow = np.expm1(inputs.column("level")[rows]) * unit_s >= least_s
+        unseen = inputs.others(rows)
+        inputs = inputs.judged(rows, slow).unseen(unseen, np.zeros(len(unseen)))
+        known = (inputs.column("num_steps") > 0) | (inputs.column("num_trials") > 0)
+        known |= inputs.column("on_trial")
+        self._inputs = inputs.keep(
+            d for d, is_known in zip(inputs.names, known.tolist(), strict=True) if is_known
+        )
+        self._scale_s = {d: self._scale_s[d] for d in self._inputs.names}
 
 
 def _first(device: Device) -> Trend:
@@ -281,15 +287,16 @@ def _first(device: Device) -> Trend:
     return Trend(level=level, now=level, num_steps=int(level != 0.0))
 
 
-def _slowdown(level: float) -> float:
+def _slowdowns(levels: FloatArray) -> list[float]:
     """To whole percents: a finer change is no news, and would make planning start afresh."""
-    return max(0.01, round(exp(level), 2))
+    found: list[float] = np.maximum(0.01, np.round(np.exp(levels), 2)).tolist()
+    return found
 
 
-def _input_s(memory: InputMemory | None) -> float:
-    if memory is None:
-        return 0.0
-    return memory.scale_s * expm1(round(memory.trend.level / INPUT_BIN) * INPUT_BIN)
+def _shares(levels: FloatArray) -> list[float]:
+    """Of what a device computed a sample in, how long it takes to draw one."""
+    found: list[float] = np.expm1(np.round(levels / INPUT_BIN) * INPUT_BIN).tolist()
+    return found
 
 
 def _step(report: StepReport) -> int:

@@ -7,11 +7,13 @@ from itertools import product
 from math import exp, inf, log
 from statistics import median
 
+import numpy as np
+
 from orchestrator.core.cluster import ClusterState, Device, Link
 from orchestrator.core.durable import Trend
 from orchestrator.core.slot import StepReport
 from orchestrator.core.view import ZonePath
-from orchestrator.telemetry.trends import judged, measured, unseen
+from orchestrator.telemetry.trends import Trends
 
 BIN = 0.05
 """Of the logarithm of a link's slow-down: a finer change is no news."""
@@ -41,40 +43,39 @@ class Links:
     """
 
     def __init__(
-        self, cluster: ClusterState, memory: Iterable[tuple[str, str, Trend]], ratio: float
+        self, cluster: ClusterState, memory: Iterable[tuple[Ends, Trend]], ratio: float
     ) -> None:
         self._described, self.links = cluster, cluster.links
         self._least = log(ratio)
-        self._trends: dict[Ends, Trend] = {(a, b): trend for a, b, trend in memory}
-        self._keep(cluster.devices)
-
-    @property
-    def memory(self) -> tuple[tuple[str, str, Trend], ...]:
+        self.trends = Trends(memory)
         """What is known, to be kept over a restart."""
-        return tuple((*ends, self._trends[ends]) for ends in sorted(self._trends))
+        self._keep(cluster.devices)
 
     def update(self, reports: Iterable[StepReport], devices: tuple[Device, ...]) -> None:
         """Take in a slot's messages; ``devices`` are those present."""
         samples, late = self._samples(reports, {d.device_id: d for d in devices})
-        for ends, mine in samples.items():
-            trend = measured(self._trends.get(ends, Trend()), mine)
-            slow = trend.level >= self._least and median(late[ends]) >= LEAST_STEP_SHARE
-            self._trends[ends] = judged(trend, slow=slow)
-        for ends in self._trends.keys() - samples.keys():
-            self._trends[ends] = unseen(self._trends[ends], 0.0)
+        trends = self.trends.keep({*self.trends.names, *samples})
+        rows = trends.rows(samples)
+        trends = trends.measured(rows, list(samples.values()))
+        slow = trends.column("level")[rows] >= self._least
+        slow &= np.array([median(late[ends]) >= LEAST_STEP_SHARE for ends in samples], dtype=bool)
+        unused = trends.others(rows)
+        self.trends = trends.judged(rows, slow).unseen(unused, np.zeros(len(unused)))
         self._keep(devices)
 
     def _keep(self, devices: tuple[Device, ...]) -> None:
         """Forget paths that are gone, or healthy and not used for long; renew ``links``."""
         on_node = {device.node_id: device for device in reversed(devices)}
-        self._trends = {
-            ends: trend
-            for ends, trend in sorted(self._trends.items())
-            if on_node.keys() >= set(ends) and (trend.num_steps or trend.on_trial)
-        }
+        trends = self.trends
+        known = (trends.column("num_steps") > 0) | trends.column("on_trial")
+        self.trends = trends = trends.keep(
+            ends
+            for ends, is_known in zip(trends.names, known.tolist(), strict=True)
+            if is_known and on_node.keys() >= set(ends)
+        )
         class_of = {
             (source, target): self._path(on_node[source], on_node[target])
-            for source, target in self._trends
+            for source, target in trends.names
         }
         if (links := self._as_measured(class_of)) != self.links:
             self.links = links
@@ -103,19 +104,28 @@ class Links:
 
     def _as_measured(self, class_of: Mapping[Ends, Link]) -> tuple[Link, ...]:
         """The described links at the median of their class, and odd pairs by themselves."""
+        counted = {
+            ends: level
+            for ends, level, num_steps in zip(
+                self.trends.names,
+                _counted(self.trends),
+                self.trends.column("num_steps").tolist(),
+                strict=True,
+            )
+            if num_steps
+        }
         levels: dict[Ends, list[float]] = {}
-        for ends, link in class_of.items():
-            if self._trends[ends].num_steps:
-                levels.setdefault(_ends(link), []).append(_counted(self._trends[ends]))
+        for ends, level in counted.items():
+            levels.setdefault(_ends(class_of[ends]), []).append(level)
         usual = {ends: median(found) for ends, found in levels.items()}
         links = {
             _ends(link): link.scaled(exp(-usual.get(_ends(link), 0.0)))
             for link in self._described.links
         }
-        for (source, target), link in class_of.items():
-            trend = self._trends[source, target]
-            if trend.num_steps and abs(_counted(trend) - usual[_ends(link)]) >= self._least:
-                odd = link.scaled(exp(-_counted(trend)))
+        for (source, target), level in counted.items():
+            link = class_of[source, target]
+            if abs(level - usual[_ends(link)]) >= self._least:
+                odd = link.scaled(exp(-level))
                 links[source, target] = replace(odd, source=source, target=target)
         return tuple(links.values())
 
@@ -151,9 +161,11 @@ def zone_paths(cluster: ClusterState) -> tuple[ZonePath, ...]:
     )
 
 
-def _counted(trend: Trend) -> float:
-    """The level to plan with; nothing of a link that is no bottleneck."""
-    return round(trend.level / BIN) * BIN if trend.slots_slow else 0.0
+def _counted(trends: Trends[Ends]) -> list[float]:
+    """The levels to plan with; nothing of a link that is no bottleneck."""
+    levels = np.round(trends.column("level") / BIN) * BIN
+    found: list[float] = np.where(trends.column("slots_slow") > 0, levels, 0.0).tolist()
+    return found
 
 
 def _ends(link: Link) -> Ends:

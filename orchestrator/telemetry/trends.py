@@ -4,19 +4,27 @@ A quantity is the logarithm of measured over predicted time. Nothing is ever com
 another device does.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import exp, log
-from statistics import fmean, pstdev
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import exp, log, nan
+from typing import Any, TypeVar, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.core.durable import Trend
+from orchestrator.telemetry.flapping import DIGITS, MIN_SLOTS, THRESHOLD_FLOOR, average
+
+BoolArray = NDArray[np.bool_]
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 HALF_LIFE_SLOTS = 2.5
 """Slots after which an old level counts half, as long as nothing jumped."""
 
 DRIFT_SIGMAS, DRIFT_FLOOR = 0.5, 0.025
-THRESHOLD_SIGMAS, THRESHOLD_FLOOR = 8.0, 0.10
-"""Of the cumulative sums, in logarithms of a ratio: about one false alarm in 19,000 steps."""
+THRESHOLD_SIGMAS = 8.0
+"""Of the cumulative sums, in logarithms of a ratio, with ``THRESHOLD_FLOOR``: about one false alarm
+in 19,000 steps."""
 
 OUTLIER_SHARE = 0.8
 """Share of the threshold that one step may add: two in a row raise the alarm, never one."""
@@ -28,21 +36,7 @@ WINDOW_STEPS = 32
 MIN_STEPS = 8
 """Before their spread is trusted; until then only the floors count."""
 
-MIN_SLOTS = 4
-"""Before what they have in common is."""
-
 SIGMA_PER_MEDIAN_DEVIATION = 1.4826
-
-DIGITS = 4
-"""Of a logarithm that is kept."""
-
-FLAPPING_LEGS = 3
-PATIENCE_SLOTS_PER_LEG = 3
-"""Up, down and up again within the window is flapping: what flaps is planned with as it is on
-average, until it has been steady for so many slots for each time it went up or down."""
-
-ODD_SHARE = 0.25
-"""Of slots: the slowest are oddities that do not count in an average."""
 
 RETRY_SLOTS, MOST_TRIALS = 20, 3
 """An estimate that nothing has confirmed for so many slots is given up, so that a device that
@@ -50,196 +44,289 @@ recovers while it is idle is used again; twice as many whenever it was still slo
 times as many."""
 
 
-@dataclass(slots=True)
+def _new(_: object) -> Trend:
+    return Trend()
+
+
+K = TypeVar("K", str, tuple[str, str])
+
+
+class Trends(Sequence[tuple[K, Trend]]):
+    """What is known of many quantities, in the order of their names.
+
+    In columns: of a thousand devices each column of a slot is one operation. It never changes;
+    what it says of one is a ``Trend``, made when it is asked for.
+    """
+
+    def __init__(self, known: Iterable[tuple[K, Trend]] = ()) -> None:
+        found = sorted(known)
+        self.names: tuple[K, ...] = tuple(name for name, _ in found)
+        self._table = np.array([_row(trend) for _, trend in found], dtype=_ROW)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self._with(self._table[index], self.names[index])
+        (found,) = self._with(self._table[[index]], (self.names[index],))
+        return found
+
+    def __iter__(self) -> Iterator[tuple[K, Trend]]:
+        rows = zip(*(self._table[name].tolist() for name in _ROW.names or ()), strict=True)
+        return zip(self.names, map(_trend, rows), strict=True)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def column(self, name: str) -> Any:
+        """A field of ``Trend``, of each quantity."""
+        return self._table[name]
+
+    def those(self, name: str) -> tuple[tuple[K, Trend], ...]:
+        """Where a field is neither zero nor False."""
+        rows = np.flatnonzero(self._table[name])
+        return tuple(self._with(self._table[rows], tuple(self.names[row] for row in rows)))
+
+    def keep(self, names: Iterable[K], first: Callable[[K], Trend] = _new) -> "Trends[K]":
+        """Those of ``names`` and no others; of the new ones nothing is known but ``first``."""
+        wanted = sorted(names)
+        if tuple(wanted) == self.names:
+            return self
+        row_of = {name: row for row, name in enumerate(self.names)}
+        new = Trends((name, first(name)) for name in wanted if name not in row_of)
+        row_of |= {name: len(self) + row for row, name in enumerate(new.names)}
+        table = np.concatenate([self._table, new._table])
+        return self._with(table[[row_of[name] for name in wanted]], tuple(wanted))
+
+    def rows(self, names: Iterable[K]) -> IntArray:
+        """Where these are, in the order in which they are given."""
+        row_of = {name: row for row, name in enumerate(self.names)}
+        return np.array([row_of[name] for name in names], dtype=np.int64)
+
+    def others(self, rows: IntArray) -> IntArray:
+        """All but these."""
+        return np.setdiff1d(np.arange(len(self)), rows)
+
+    def _with(self, table: Any, names: tuple[K, ...] | None = None) -> "Trends[K]":
+        other = Trends[K]()
+        other.names, other._table = self.names if names is None else names, table
+        return other
+
+    def measured(self, rows: IntArray, samples: Sequence[Sequence[float]]) -> "Trends[K]":
+        """With one more slot's steps of some: follow slowly, or jump when the sums say so.
+
+        Source: docs/model.md, section 6.
+        """
+        if not len(rows):
+            return self
+        table = self._table.copy()
+        table[rows] = _measured(self._table[rows], samples)
+        return self._with(table)
+
+    def unseen(self, rows: IntArray, usual: FloatArray) -> "Trends[K]":
+        """With one more slot in which some were not measured.
+
+        What is given up takes its usual level.
+        """
+        was = self._table[rows]
+        is_slow = was["slots_slow"] > 0
+        # What flaps is worse to try.
+        wait_slots = RETRY_SLOTS << (was["num_trials"] + was["averaged"])
+        slots_unseen = was["slots_unseen"] + 1
+        again = np.full(len(rows), np.array(_row(Trend()), dtype=_ROW))
+        again["level"] = again["now"] = usual
+        again["num_trials"] = was["num_trials"]
+        again["on_trial"] = was["on_trial"] | is_slow
+        again["given_up"] = np.where(is_slow, was["level"], was["given_up"])
+        waits = (was["num_steps"] > 0) & (slots_unseen < wait_slots)
+        found = np.where(waits, was, again)
+        found["slots_unseen"] = slots_unseen
+        table = self._table.copy()
+        table[rows] = found
+        return self._with(table)
+
+    def judged(self, rows: IntArray, slow: BoolArray) -> "Trends[K]":
+        """With the verdict on a slot in which some were measured.
+
+        What is slow again when it is given another try is as slow as it was: one change of plan.
+        """
+        table = self._table.copy()
+        found = table[rows]
+        failed = slow & found["on_trial"]
+        found["level"] = np.where(
+            failed, np.maximum(found["level"], found["given_up"]), found["level"]
+        )
+        found["averaged"] &= ~failed
+        found["slots_well"] = np.where(slow, 0, np.minimum(found["slots_well"] + 1, RETRY_SLOTS))
+        proved = found["slots_well"] >= RETRY_SLOTS
+        trials = np.minimum(found["num_trials"] + failed, MOST_TRIALS)
+        found["num_trials"] = np.where(proved, 0, trials)
+        found["on_trial"] &= ~(slow | proved)
+        found["slots_slow"] = np.where(slow, found["slots_slow"] + 1, 0)
+        table[rows] = found
+        return self._with(table)
+
+
+_WINDOW_OF = {
+    "noise": WINDOW_SLOTS, "means": WINDOW_SLOTS, "nows": WINDOW_SLOTS,
+    "since_up": WINDOW_STEPS, "since_down": WINDOW_STEPS,
+}  # fmt: skip
+
+
+def _column(name: str, kind: Any) -> tuple[Any, ...]:
+    if name in _WINDOW_OF:
+        return name, np.float64, (_WINDOW_OF[name],)  # the newest last, NaN before the oldest
+    return name, kind
+
+
+_ROW = np.dtype([_column(name, kind) for name, kind in get_type_hints(Trend).items()])
+
+
+def _row(trend: Trend) -> tuple[Any, ...]:
+    return tuple(
+        (nan,) * (_WINDOW_OF[name] - len(value)) + value if name in _WINDOW_OF else value
+        for name, value in ((name, getattr(trend, name)) for name in _ROW.names or ())
+    )
+
+
+def _trend(row: Sequence[Any]) -> Trend:
+    values: list[Any] = [_window(v) if isinstance(v, list) else v for v in row]
+    return Trend(*values)
+
+
+def _window(values: list[float]) -> tuple[float, ...]:
+    """Without the NaN before the oldest."""
+    return tuple(values[next((i for i, v in enumerate(values) if v == v), len(values)) :])  # noqa: PLR0124
+
+
+def _measured(was: Any, samples: Sequence[Sequence[float]]) -> Any:
+    """Rows of a table, with a slot's steps of each."""
+    num_steps = np.array([len(mine) for mine in samples])
+    steps: FloatArray = np.full((len(samples), num_steps.max()), nan)
+    steps[np.arange(steps.shape[1]) < num_steps[:, None]] = np.concatenate(samples)
+    steps = steps.round(DIGITS)
+    is_known = was["num_steps"] >= MIN_STEPS
+    sigma = np.where(is_known, SIGMA_PER_MEDIAN_DEVIATION * _medians(was["noise"]), 0.0)
+    sums = _Sums(
+        np.maximum(DRIFT_SIGMAS * sigma, DRIFT_FLOOR),
+        np.maximum(THRESHOLD_SIGMAS * sigma, THRESHOLD_FLOOR),
+        was,
+    )
+    now, deviations = was["now"].copy(), np.empty_like(steps)
+    changed: dict[int, list[float]] = {}  # the steps since the last jump
+    for k, column in enumerate(steps.T):
+        for row, since in changed.items():
+            if k < num_steps[row]:
+                since.append(float(column[row]))
+        deviations[:, k] = np.abs(column - now)
+        for row, jump in sums.add(column, now).items():
+            changed[row] = list(jump)
+            now[row] = _median(jump)
+    apart = _medians(steps) - now
+    # Else an odd slot.
+    is_near = np.abs(apart) < OUTLIER_SHARE * sums.threshold
+    now += np.where(is_near, _weights(was["means"]) * apart, 0.0)
+    for row, since in changed.items():
+        now[row] = _median(since)
+    now = np.round(now, DIGITS)
+    # Of one step the logarithm of its own exponential, which is itself once it is rounded.
+    means = steps[:, 0] + 0.0  # 0, never -0
+    several = num_steps > 1
+    means[several] = np.log(np.nanmean(np.exp(steps[several]), axis=1))
+    result = was.copy()
+    _keep(result["noise"], np.round(_medians(deviations), DIGITS))
+    _keep(result["means"], np.round(means, DIGITS))
+    _keep(result["nows"], now)
+    result["level"], result["now"], result["averaged"] = now, now, False
+    for row in np.flatnonzero(_may_average(was, result)).tolist():
+        found = average(
+            was["averaged"][row],
+            was["on_trial"][row],
+            float(was["level"][row]),
+            _window(result["means"][row].tolist()),
+            _window(result["nows"][row].tolist()),
+        )
+        if found is not None:
+            result["level"][row], result["averaged"][row] = found, True
+    result["num_steps"] += num_steps
+    result["up"], result["down"] = np.round(sums.up, DIGITS), np.round(sums.down, DIGITS)
+    result["since_up"], result["since_down"] = sums.since_up, sums.since_down
+    result["slots_unseen"] = 0
+    return result
+
+
 class _Sums:
-    """Two-sided cumulative sums, and the samples since each was last zero."""
+    """Two-sided cumulative sums of each row, and the samples since each was last zero."""
 
-    drift: float
-    threshold: float
-    up: float
-    down: float
-    since_up: tuple[float, ...]
-    since_down: tuple[float, ...]
+    def __init__(self, drift: FloatArray, threshold: FloatArray, was: Any) -> None:
+        self.threshold = threshold
+        self._drift = drift
+        self.up, self.down = was["up"].copy(), was["down"].copy()
+        self.since_up, self.since_down = was["since_up"].copy(), was["since_down"].copy()
 
-    def add(self, sample: float, level: float) -> tuple[float, ...]:
-        """Advance; the samples since the change when one of the sums passes the threshold."""
+    def add(self, samples: FloatArray, level: FloatArray) -> dict[int, tuple[float, ...]]:
+        """Advance by a sample each, NaN for none.
+
+        Returns the samples since the change of each row one of whose sums passes the threshold.
+        """
         most = OUTLIER_SHARE * self.threshold
-        error = max(-most, min(most, sample - level))
-        self.up = max(0.0, self.up + error - self.drift)
-        self.down = max(0.0, self.down - error - self.drift)
-        self.since_up = (*self.since_up, sample)[-WINDOW_STEPS:] if self.up else ()
-        self.since_down = (*self.since_down, sample)[-WINDOW_STEPS:] if self.down else ()
-        if max(self.up, self.down) <= self.threshold:
-            return ()
-        found = self.since_up if self.up > self.down else self.since_down
-        self.up = self.down = 0.0
-        self.since_up = self.since_down = ()
+        error = np.clip(samples - level, -most, most)
+        there = ~np.isnan(samples)
+        up = np.maximum(0.0, self.up + error - self._drift)
+        down = np.maximum(0.0, self.down - error - self._drift)
+        self.up, self.down = np.where(there, up, self.up), np.where(there, down, self.down)
+        for total, since in (self.up, self.since_up), (self.down, self.since_down):
+            goes_on = there & (total > 0)
+            since[goes_on, :-1] = since[goes_on, 1:]
+            since[goes_on, -1] = samples[goes_on]
+            since[there & ~goes_on] = nan
+        found = {}
+        for row in np.flatnonzero(np.maximum(self.up, self.down) > self.threshold).tolist():
+            is_up = self.up[row] > self.down[row]
+            found[row] = _window((self.since_up if is_up else self.since_down)[row].tolist())
+            self.up[row] = self.down[row] = 0.0
+            self.since_up[row] = self.since_down[row] = nan
         return found
 
 
-def measured(trend: Trend, samples: Sequence[float]) -> Trend:
-    """With one more slot's steps: follow slowly, or jump when the cumulative sums say so.
-
-    Source: docs/model.md, section 6.
-    """
-    steps = [round(sample, DIGITS) for sample in samples]
-    is_known = trend.num_steps >= MIN_STEPS
-    sigma = SIGMA_PER_MEDIAN_DEVIATION * _median(trend.noise) if is_known else 0.0
-    sums = _Sums(
-        max(DRIFT_SIGMAS * sigma, DRIFT_FLOOR),
-        max(THRESHOLD_SIGMAS * sigma, THRESHOLD_FLOOR),
-        trend.up,
-        trend.down,
-        trend.since_up,
-        trend.since_down,
-    )
-    now, deviations = trend.now, []
-    changed: list[float] = []  # the steps since the last jump
-    for step in steps:
-        if changed:
-            changed.append(step)
-        deviations.append(abs(step - now))
-        if since := sums.add(step, now):
-            changed, now = list(since), _median(since)
-    apart = _median(steps) - now
-    if changed:
-        now = _median(changed)
-    elif abs(apart) < OUTLIER_SHARE * sums.threshold:  # else an odd slot
-        now += _weight(trend.means) * apart
-    now = round(now, DIGITS)
-    # Of one step the logarithm of its own exponential, which is itself once it is rounded.
-    mean = log(fmean(map(exp, steps))) if len(steps) > 1 else steps[0] + 0.0  # 0, never -0
-    means = _kept(trend.means, mean)
-    nows = _kept(trend.nows, now)
-    average = _average(trend, means, nows)
-    return Trend(  # once a device and slot: ``replace`` would take three times as long
-        level=now if average is None else average,
-        now=now,
-        averaged=average is not None,
-        num_steps=trend.num_steps + len(steps),
-        noise=_kept(trend.noise, _median(deviations)),
-        means=means,
-        nows=nows,
-        up=round(sums.up, DIGITS),
-        down=round(sums.down, DIGITS),
-        since_up=sums.since_up,
-        since_down=sums.since_down,
-        num_trials=trend.num_trials,
-        on_trial=trend.on_trial,
-        given_up=trend.given_up,
-        slots_slow=trend.slots_slow,
-        slots_well=trend.slots_well,
-    )
+def _medians(values: FloatArray) -> FloatArray:
+    """Of each row, NaN aside; NaN of a row that has nothing else."""
+    counts = np.count_nonzero(~np.isnan(values), axis=1)
+    ordered = np.sort(values, axis=1)  # NaN goes last
+    rows = np.arange(len(values))
+    lower, upper = np.maximum(counts - 1, 0) // 2, counts // 2
+    middle: FloatArray = (ordered[rows, lower] + ordered[rows, upper]) / 2
+    return middle
 
 
 def _median(values: Sequence[float]) -> float:
-    """As ``statistics.median``, without its checks: it is asked for five times a device."""
-    if len(values) == 1:
-        return values[0]
+    """As ``statistics.median``, without its checks."""
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
-def _kept(window: tuple[float, ...], value: float) -> tuple[float, ...]:
-    return (*window, round(value, DIGITS))[-WINDOW_SLOTS:]
+def _keep(windows: FloatArray, values: FloatArray) -> None:
+    windows[:, :-1] = windows[:, 1:]
+    windows[:, -1] = values
 
 
-def _weight(means: Sequence[float]) -> float:
+def _weights(means: FloatArray) -> FloatArray:
     """Of a new slot: the more slots differ, the less, so that noise does not move the level."""
     weight = 1 - exp(-log(2) / HALF_LIFE_SLOTS)
-    if len(means) < MIN_SLOTS:
-        return weight
-    middle = _median(means)
-    spread = SIGMA_PER_MEDIAN_DEVIATION * _median([abs(m - middle) for m in means])
-    return weight * min(1.0, DRIFT_FLOOR / spread) if spread else weight
+    spread = SIGMA_PER_MEDIAN_DEVIATION * _medians(np.abs(means - _medians(means)[:, None]))
+    differ = (np.count_nonzero(~np.isnan(means), axis=1) >= MIN_SLOTS) & (spread > DRIFT_FLOOR)
+    return np.where(differ, weight * DRIFT_FLOOR / np.where(differ, spread, 1.0), weight)
 
 
-def _average(before: Trend, means: Sequence[float], nows: Sequence[float]) -> float | None:
-    """What to plan with where the newest steps are no good guide; None where they are.
-
-    They are none to what flaps, nor where odd steps, too few in a row to be a jump, come back
-    slot after slot. What was averaged is so until it has been steady for as long.
-    """
-    now, last = nows[-1], len(nows) - 1
-    change, legs = None, 0
-    if max(nows) - min(nows) > THRESHOLD_FLOOR:
-        apart = (i for i in range(last, -1, -1) if abs(nows[i] - now) > THRESHOLD_FLOOR)
-        change, legs = next(apart, None), _legs(nows)
-    # The slot of a change is neither what was nor what is.
-    settled = means if change is None else means[change + 2 :]
-    if before.averaged:
-        legs = max(legs, FLAPPING_LEGS)
-    flaps = legs >= FLAPPING_LEGS and len(settled) < PATIENCE_SLOTS_PER_LEG * legs
-    if (
-        settled
-        and not flaps
-        and max(abs(max(settled) - now), abs(min(settled) - now)) <= (THRESHOLD_FLOOR)
-    ):
-        return None  # no slot is off, nor is their average
-    recent = sorted(means if flaps else settled)
-    if not flaps and len(recent) < (1 if before.on_trial else MIN_SLOTS):
-        return None
-    average = fmean(recent[: len(recent) - int(ODD_SHARE * len(recent))])
-    if not flaps and abs(average - now) <= THRESHOLD_FLOOR:
-        return None
-    # An average that moved by less than half of what slots differ by has not moved.
-    moved = abs(average - before.level) > max(THRESHOLD_FLOOR, pstdev(recent) / 2)
-    return round(average, DIGITS) if moved else before.level
-
-
-def _legs(nows: Sequence[float]) -> int:
-    """How often it went up or down, one after the other."""
-    legs = direction = 0
-    turned_at = nows[0]
-    for now in nows:
-        if direction * (now - turned_at) > 0:
-            turned_at = now  # the leg goes on
-        elif abs(now - turned_at) > THRESHOLD_FLOOR:
-            legs, direction, turned_at = legs + 1, 1 if now > turned_at else -1, now
-    return legs
-
-
-def unseen(trend: Trend, usual: float) -> Trend:
-    """With one more slot in which nothing was measured; given up, it takes the usual level."""
-    slots_unseen = trend.slots_unseen + 1
-    wait_slots = RETRY_SLOTS << (trend.num_trials + trend.averaged)  # what flaps is worse to try
-    if trend.num_steps and slots_unseen < wait_slots:
-        return replace(trend, slots_unseen=slots_unseen)
-    return Trend(
-        level=usual,
-        now=usual,
-        slots_unseen=slots_unseen,
-        num_trials=trend.num_trials,
-        on_trial=trend.on_trial or trend.slots_slow > 0,
-        given_up=trend.level if trend.slots_slow > 0 else trend.given_up,
-    )
-
-
-def judged(trend: Trend, *, slow: bool) -> Trend:
-    """With the verdict on a slot in which it was measured.
-
-    What is slow again when it is given another try is as slow as it was: one change of plan.
-    """
-    if slow:
-        failed = trend.on_trial
-        return replace(
-            trend,
-            level=max(trend.level, trend.given_up) if failed else trend.level,
-            averaged=trend.averaged and not failed,
-            num_trials=min(trend.num_trials + failed, MOST_TRIALS),
-            on_trial=False,
-            slots_slow=trend.slots_slow + 1,
-            slots_well=0,
-        )
-    if trend.slots_well == RETRY_SLOTS and not (trend.slots_slow or trend.num_trials):
-        return trend  # as most are, slot after slot
-    slots_well = min(trend.slots_well + 1, RETRY_SLOTS)
-    proved = slots_well >= RETRY_SLOTS
-    return replace(
-        trend,
-        num_trials=0 if proved else trend.num_trials,
-        on_trial=trend.on_trial and not proved,
-        slots_slow=0,
-        slots_well=slots_well,
-    )
+def _may_average(was: Any, now: Any) -> BoolArray:
+    """Whether something flaps, or a slot is off; of the others ``average`` would be None."""
+    nows, means = now["nows"], now["means"]
+    flaps = np.fmax.reduce(nows, axis=1) - np.fmin.reduce(nows, axis=1) > THRESHOLD_FLOOR
+    off = np.fmax.reduce(np.abs(means - now["now"][:, None]), axis=1) > THRESHOLD_FLOOR
+    return np.asarray(was["averaged"] | flaps | off)

@@ -56,7 +56,8 @@ def test_a_slot_line_of_json_holds_every_promised_key() -> None:
 def test_a_slot_line_says_what_its_data_say_whether_the_plan_stays_or_changes() -> None:
     other = make_plan(*PLAN.groups, generation=2, schedule="gpipe")
     for record in (a_record(), a_record(next_plan=other), a_record(next_plan=make_plan())):
-        assert slot_json(record) == json.dumps(slot_data(record))
+        assert json.loads(slot_json(record)) == json.loads(json.dumps(slot_data(record)))
+        assert "\n" not in slot_json(record)
 
 
 def test_a_number_that_json_lacks_becomes_null() -> None:

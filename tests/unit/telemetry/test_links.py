@@ -43,7 +43,7 @@ def new() -> Links:
 
 
 def slow(links: Links) -> list[tuple[str, str]]:
-    return [(a, b) for a, b, trend in links.memory if trend.slots_slow]
+    return [(a, b) for (a, b), trend in links.trends if trend.slots_slow]
 
 
 def bandwidth(links: Links, source: int, target: int) -> float:
@@ -110,15 +110,15 @@ def test_a_path_that_recovers_is_believed_and_one_that_is_not_used_is_given_up()
 def test_memory_makes_the_same_links_and_forgets_nodes_that_left() -> None:
     links = new()
     links.update(sent(0, 1, [4 * SAID_S] * 10), CLUSTER.devices)
-    assert Links(CLUSTER, links.memory, 1.2).links == links.links
+    assert Links(CLUSTER, links.trends, 1.2).links == links.links
     links.update((), CLUSTER.devices[1:])
-    assert links.memory == ()
+    assert links.trends == ()
 
 
 def test_a_device_that_nobody_knows_any_more_is_no_evidence() -> None:
     links = new()
     links.update(sent(0, 1, [inf]), CLUSTER.devices[1:])
-    assert links.memory == ()
+    assert links.trends == ()
 
 
 def test_zones_are_joined_by_their_slowest_paths_between_present_devices() -> None:

@@ -4,18 +4,32 @@ import numpy as np
 import pytest
 
 from orchestrator.core.durable import Trend
+from orchestrator.telemetry.flapping import FLAPPING_LEGS
 from orchestrator.telemetry.trends import (
-    FLAPPING_LEGS,
     MOST_TRIALS,
     RETRY_SLOTS,
     WINDOW_SLOTS,
     WINDOW_STEPS,
-    judged,
-    measured,
-    unseen,
+    Trends,
 )
 
 SLOW = log(2.5)
+ROW = np.array([0])
+
+
+def measured(trend: Trend, steps: list[float]) -> Trend:
+    (found,) = Trends([("it", trend)]).measured(ROW, [steps])
+    return found[1]
+
+
+def judged(trend: Trend, *, slow: bool) -> Trend:
+    (found,) = Trends([("it", trend)]).judged(ROW, np.array([slow]))
+    return found[1]
+
+
+def unseen(trend: Trend, usual: float) -> Trend:
+    (found,) = Trends([("it", trend)]).unseen(ROW, np.array([usual]))
+    return found[1]
 
 
 def after(*slots: list[float], start: Trend | None = None) -> Trend:

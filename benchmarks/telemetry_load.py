@@ -44,6 +44,7 @@ from orchestrator.core.slot import (
     SlotJournal,
     SlotRecord,
     StepReport,
+    Transfer,
     Usage,
 )
 from orchestrator.core.training import TrainingOptions
@@ -203,8 +204,10 @@ class Reporting:
             return
         plan, predicted = self._decision.plan, dict(self._decision.predicted.compute_s)
         for group_index, group in enumerate(plan.groups):
-            for device_id in group.device_ids:
+            chain = group.device_ids
+            for stage, device_id in enumerate(chain):
                 noise = float(np.exp(NOISE * self._rng.standard_normal()))
+                neighbours = (*chain[max(0, stage - 1) : stage], *chain[stage + 1 : stage + 2])
                 yield StepReport(
                     generation=plan.generation,
                     step=self._progress.next_step,
@@ -217,11 +220,15 @@ class Reporting:
                     compute_s=noise * predicted[device_id],
                     receive_s=0.1,
                     reduce_s=0.05,
+                    data_s=0.0 if 0 < stage < len(chain) - 1 else 1e-4 * noise,
                     wall_step_s=SLOT_S,
                     peak_memory_bytes=2**30,
                     loss=2.0,
                     grad_norm=1.0,
                     lr=0.1,
+                    transfers=tuple(
+                        Transfer(other, device_id, 2, 20_000, 2e-5 * noise) for other in neighbours
+                    ),
                 )
 
     def _come_and_go(self, used: tuple[str, ...]) -> Iterator[ClusterEvent]:

@@ -30,8 +30,9 @@ RESULT_FILE, MANIFEST_FILE = "result.json", "manifest.json"
 DAMAGED_FILE = "manifest.damaged.json"
 """What the manifest of a checkpoint is called that turned out to be damaged."""
 
-TRENDS_S = 10.0
-"""What was learned of a thousand devices takes as long to write as all else of their slot."""
+TRENDS_S = 30.0
+"""What was learned of a thousand devices, their inputs and links takes ten times as long to write
+as all else of their slot."""
 
 logger = logging.getLogger(__name__)
 

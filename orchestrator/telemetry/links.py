@@ -47,6 +47,7 @@ class Links:
     ) -> None:
         self._described, self.links = cluster, cluster.links
         self._least = log(ratio)
+        self._paths: dict[tuple[str, str], Link] = {}  # of the last slot, by device
         self.trends = Trends(memory)
         """What is known, to be kept over a restart."""
         self._keep(cluster.devices)
@@ -58,7 +59,8 @@ class Links:
         rows = trends.rows(samples)
         trends = trends.measured(rows, list(samples.values()))
         slow = trends.column("level")[rows] >= self._least
-        slow &= np.array([median(late[ends]) >= LEAST_STEP_SHARE for ends in samples], dtype=bool)
+        for index in np.flatnonzero(slow).tolist():
+            slow[index] = median(late[trends.names[rows[index]]]) >= LEAST_STEP_SHARE
         unused = trends.others(rows)
         self.trends = trends.judged(rows, slow).unseen(unused, np.zeros(len(unused)))
         self._keep(devices)
@@ -73,15 +75,8 @@ class Links:
             for ends, is_known in zip(trends.names, known.tolist(), strict=True)
             if is_known and on_node.keys() >= set(ends)
         )
-        class_of = {
-            (source, target): self._path(on_node[source], on_node[target])
-            for source, target in trends.names
-        }
-        if (links := self._as_measured(class_of)) != self.links:
+        if (links := self._as_measured(on_node)) != self.links:
             self.links = links
-
-    def _path(self, source: Device, target: Device) -> Link:
-        return self._described.link(source, target)
 
     def _samples(
         self, reports: Iterable[StepReport], present: Mapping[str, Device]
@@ -89,21 +84,27 @@ class Links:
         """Of every pair of nodes: log(measured / described), and lateness as a share of a step."""
         ratios: dict[Ends, list[float]] = {}
         late: dict[Ends, list[float]] = {}
+        paths, self._paths = self._paths, {}
         for report in sorted(reports, key=lambda report: (report.device_id, report.step)):
             for sent in report.transfers:
-                if not present.keys() >= {sent.source, sent.target}:
+                source, target = present.get(sent.source), present.get(sent.target)
+                if source is None or target is None:
                     continue
-                source, target = present[sent.source], present[sent.target]
+                pair = sent.source, sent.target
+                path = paths.get(pair) or self._described.link(source, target)
+                self._paths[pair] = path
                 each_bytes = sent.size_bytes / sent.num_messages
-                said_s = sent.num_messages * self._path(source, target).occupied_s(each_bytes)
+                said_s = sent.num_messages * path.occupied_s(each_bytes)
                 if said_s > 0 and sent.busy_s > 0:
                     ends = source.node_id, target.node_id
                     ratios.setdefault(ends, []).append(log(sent.busy_s / said_s))
                     late.setdefault(ends, []).append((sent.busy_s - said_s) / report.step_s)
         return ratios, late
 
-    def _as_measured(self, class_of: Mapping[Ends, Link]) -> tuple[Link, ...]:
+    def _as_measured(self, on_node: Mapping[str, Device]) -> tuple[Link, ...]:
         """The described links at the median of their class, and odd pairs by themselves."""
+        if not self.trends.column("slots_slow").any():
+            return self._described.links
         counted = {
             ends: level
             for ends, level, num_steps in zip(
@@ -113,6 +114,10 @@ class Links:
                 strict=True,
             )
             if num_steps
+        }
+        class_of = {
+            (source, target): self._described.link(on_node[source], on_node[target])
+            for source, target in counted
         }
         levels: dict[Ends, list[float]] = {}
         for ends, level in counted.items():

@@ -5,6 +5,7 @@ another device does.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from math import exp, log, nan
 from typing import Any, TypeVar, get_type_hints
 
@@ -97,16 +98,19 @@ class Trends(Sequence[tuple[K, Trend]]):
         wanted = sorted(names)
         if tuple(wanted) == self.names:
             return self
-        row_of = {name: row for row, name in enumerate(self.names)}
+        row_of = self._row_of
         new = Trends((name, first(name)) for name in wanted if name not in row_of)
-        row_of |= {name: len(self) + row for row, name in enumerate(new.names)}
+        row_of = row_of | {name: len(self) + row for row, name in enumerate(new.names)}
         table = np.concatenate([self._table, new._table])
         return self._with(table[[row_of[name] for name in wanted]], tuple(wanted))
 
+    @cached_property
+    def _row_of(self) -> dict[K, int]:
+        return {name: row for row, name in enumerate(self.names)}
+
     def rows(self, names: Iterable[K]) -> IntArray:
         """Where these are, in the order in which they are given."""
-        row_of = {name: row for row, name in enumerate(self.names)}
-        return np.array([row_of[name] for name in names], dtype=np.int64)
+        return np.array([self._row_of[name] for name in names], dtype=np.int64)
 
     def others(self, rows: IntArray) -> IntArray:
         """All but these."""
@@ -115,6 +119,8 @@ class Trends(Sequence[tuple[K, Trend]]):
     def _with(self, table: Any, names: tuple[K, ...] | None = None) -> "Trends[K]":
         other = Trends[K]()
         other.names, other._table = self.names if names is None else names, table
+        if names is None:
+            other._row_of = self._row_of
         return other
 
     def measured(self, rows: IntArray, samples: Sequence[Sequence[float]]) -> "Trends[K]":

@@ -92,7 +92,9 @@ def test_a_state_is_written_as_if_none_had_been_before_it(tmp_path: Path) -> Non
         assert len({Path(file).read_bytes() for file in files}) == 1
 
 
-def test_what_was_learned_is_at_most_ten_seconds_old_and_prices_are_never(store: RunStore) -> None:
+def test_what_was_learned_is_at_most_half_a_minute_old_and_prices_are_never(
+    store: RunStore,
+) -> None:
     """A thousand devices would take half a megabyte in every slot, twice."""
     offer = make_cluster([make_device("a-0")]).offers[0]
 
@@ -106,7 +108,7 @@ def test_what_was_learned_is_at_most_ten_seconds_old_and_prices_are_never(store:
         return found.estimates.speeds[0][1].level, found.estimates.prices[0].read_s
 
     seen = []
-    for written_s, level in ((100.0, 0.1), (109.0, 0.2), (110.0, 0.3), (111.0, 0.4), (None, 0.5)):
+    for written_s, level in ((100.0, 0.1), (129.0, 0.2), (130.0, 0.3), (131.0, 0.4), (None, 0.5)):
         store.save_state(state(written_s, level))
         seen.append(known())
     assert seen == [(0.1, 0.1), (0.1, 0.2), (0.3, 0.3), (0.3, 0.4), (0.5, 0.5)]

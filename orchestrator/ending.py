@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import NoReturn
 
 from orchestrator.credentials import masked
@@ -19,9 +21,14 @@ _told: list[str] = []
 """The status lines written so far: a process ends with exactly one."""
 
 
+class _Terminated(BaseException):
+    """SIGTERM came; no BaseException of Python's own, which Typer would take for its own."""
+
+
 def run_to_its_end(command_line: Callable[[], None]) -> NoReturn:
     """Run a Typer application and end the process with the exit code of what happened."""
     _told.clear()
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         with ending(None):
             command_line()
@@ -32,7 +39,14 @@ def run_to_its_end(command_line: Callable[[], None]) -> NoReturn:
     except BrokenPipeError:  # the reader of our output has gone; there is nobody to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     sys.exit(0)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    if not _told:  # else the end is under way, and its code is known
+        raise _Terminated
 
 
 def tell(status: str, reason: str, run_dir: str | None) -> None:
@@ -50,6 +64,9 @@ def ending(run_dir: str | None) -> Iterator[None]:
     except KeyboardInterrupt:
         tell("stopped", "interrupted", run_dir)
         sys.exit(130)
+    except _Terminated:
+        tell("stopped", "stopped by SIGTERM", run_dir)
+        sys.exit(128 + signal.SIGTERM)
     except BrokenPipeError:
         raise
     except Exception as error:  # the shell: no trace of ours on the screen

@@ -14,13 +14,15 @@ from orchestrator.control.persistence import CheckpointStore, RunStore
 from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
 from orchestrator.core.training import TASK_IS_IMPORTED, Task
-from orchestrator.errors import ConfigError, OrchestratorError
+from orchestrator.errors import ConfigError, OrchestratorError, as_told
 from orchestrator.price_sources import check_token
 from orchestrator.reports.live import View
+from orchestrator.runtime.evaluations import Evaluations
 from orchestrator.runtime.folder import alone_in, open_folder
 from orchestrator.runtime.life import HeadDiedError, live
 from orchestrator.runtime.news import Comparing
 from orchestrator.runtime.provisioner import asking
+from orchestrator.runtime.result import result_ending, result_figures
 from orchestrator.runtime.session import ray_session
 from orchestrator.runtime.signals import StopSignals, stay
 from orchestrator.telemetry.discovery import withdraw
@@ -56,9 +58,34 @@ def run_job(
     with alone_in(config.run.run_url):
         done = open_folder(config, resume)
         try:
-            return done or _run_alone(config, view, comparing)
+            return done or _run_on_record(config, view, comparing)
         finally:
             withdraw(config.run.run_url)
+
+
+def _run_on_record(config: RunConfig, view: View | None, comparing: Comparing | None) -> Outcome:
+    """Run, and see to it that ``result.json`` says how it ended where no head has written it."""
+    try:
+        outcome = _run_alone(config, view, comparing)
+    except (OrchestratorError, OSError) as error:
+        told = as_told(error)
+        _record_end(config, told.status, str(told))
+        if told is error:
+            raise
+        raise told from error
+    _record_end(config, outcome.status, outcome.reason)
+    return outcome
+
+
+def _record_end(config: RunConfig, status: str, reason: str) -> None:
+    store = RunStore(config.run.run_url)
+    try:
+        if store.read_result() is None:
+            state = store.load_state(config.emulation.billing_speedup)
+            how = result_ending(store.run_url, status, reason, resumable=True)
+            store.write_result({**how, **result_figures(state, None, None, Evaluations())})
+    except (OrchestratorError, OSError) as error:  # the end itself is what must be told
+        logger.warning("result.json could not be written: %s", error)
 
 
 def _run_alone(config: RunConfig, view: View | None, comparing: Comparing | None) -> Outcome:
@@ -176,8 +203,10 @@ class Trainer:
             run_job(self._config, resume=resume, view=view, comparing=comparing)
         except ConfigError:
             raise
-        except OrchestratorError as found:
-            error = found
+        except (OrchestratorError, OSError) as found:
+            error = as_told(found)
+            if isinstance(error, ConfigError):
+                raise error from found
         finally:
             view.close()
         checkpoints = CheckpointStore(run_url)

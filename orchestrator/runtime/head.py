@@ -36,7 +36,7 @@ from orchestrator.runtime.news import Comparing, Cursor, Feed, HeadNews
 from orchestrator.runtime.processes import head_injector
 from orchestrator.runtime.progress import Meter, RunClock
 from orchestrator.runtime.provisioner import autoscaler_of
-from orchestrator.runtime.result import result_figures
+from orchestrator.runtime.result import result_ending, result_figures
 from orchestrator.runtime.rig import Rig
 from orchestrator.runtime.setup import set_up
 from orchestrator.strategies.registry import make_strategy
@@ -377,12 +377,9 @@ class Head:
         del self._unwritten[: len(steps)]
 
     def _write_result(self, status: str, reason: str, *, resumable: bool) -> None:
-        how = {
-            "status": status,
-            "reason": reason,
-            "run_dir": self._config.run.run_url,
-            "resumable": resumable,
-            "code": self._code.digest if self._code.modules else None,
-        }
+        code = self._code.digest if self._code.modules else None
+        how = result_ending(
+            self._config.run.run_url, status, reason, resumable=resumable, code=code
+        )
         state, slot, step = self._load(), self._slots.last, self._steps.last
         self._store.write_result({**how, **result_figures(state, slot, step, self._judged)})

@@ -1,4 +1,4 @@
-"""What ``result.json`` says of a run that has ended, beside how it ended."""
+"""What ``result.json`` says of a run that has ended."""
 
 from importlib.metadata import version
 
@@ -7,6 +7,19 @@ from orchestrator.core.durable import ControlState
 from orchestrator.core.slot import CommittedStep, SlotRecord
 from orchestrator.runtime.evaluations import Evaluations
 from orchestrator.storage import Json
+
+
+def result_ending(
+    run_url: str, status: str, reason: str, *, resumable: bool, code: str | None = None
+) -> dict[str, Json]:
+    """How it ended, and which code it ran: a digest, None where that is not known."""
+    return {
+        "status": status,
+        "reason": reason,
+        "run_dir": run_url,
+        "resumable": resumable,
+        "code": code,
+    }
 
 
 def result_figures(

@@ -15,7 +15,7 @@ import ray
 from ray._private import ray_constants
 from ray.exceptions import RayError
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.runtime.signals import handled
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ def ray_session(num_devices: int) -> Iterator[None]:
 
     Raises:
         ConfigError: If the cluster that ``RAY_ADDRESS`` names cannot be joined.
+        OrchestratorError: If an embedded Ray does not start.
     """
     if ray.is_initialized():
         yield
@@ -81,16 +82,24 @@ def _end_rest(folder: str) -> None:
 
 
 def _embed(folder: str, num_devices: int) -> None:
-    with _on_loopback():
-        ray.init(
-            address="local",
-            num_cpus=num_devices + 1,  # processes started ahead: the workers and the head
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=folder,
-        )
+    try:
+        with _on_loopback():
+            ray.init(
+                address="local",
+                num_cpus=num_devices + 1,  # processes started ahead: the workers and the head
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=folder,
+            )
+    except Exception as error:  # whatever Ray raises: some of it is of no class but this
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise OrchestratorError(
+            f"Ray did not start on this machine: {said}; see to free memory, space below "
+            f"{Path(folder).parent} and in /dev/shm, and room for processes (ulimit -u) and files "
+            "(ulimit -n), and start again"
+        ) from error
 
 
 @contextmanager

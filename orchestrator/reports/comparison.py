@@ -22,6 +22,9 @@ Value = float | int | str | None
 _MODEL = ("training.task", "training.init_from")
 """Keys, and beginnings of keys, on which the loss hangs more than on how it was trained."""
 
+_DEFAULT = "(default)"
+"""The value of a key that a file lacks, as those have that a person or an older lyray wrote."""
+
 _OWN = ("run.name", "run.storage_path", "metrics.")
 """Keys in which runs always differ."""
 
@@ -132,8 +135,10 @@ class Figure:
 
 
 def figure_values(found: RunComparison, figure: Figure) -> tuple[Value, ...]:
-    """One value a run, in their order."""
-    return tuple(figure.value(found, i) for i in range(len(found.runs)))
+    """One value a run, in their order; None where it never started: it has no figure at all."""
+    return tuple(
+        figure.value(found, i) if run.has_started else None for i, run in enumerate(found.runs)
+    )
 
 
 def _of_run(value: Callable[[RunFound], Value]) -> Callable[[RunComparison, int], Value]:
@@ -220,6 +225,9 @@ FIGURES = (
 )  # fmt: skip
 
 
+_KEPT = {True: "kept", False: "BROKEN", None: "-"}
+
+
 def comparison_head(found: RunComparison) -> tuple[str, ...]:
     """The head of the table of figures."""
     return ("", *found.names)
@@ -229,7 +237,7 @@ def comparison_cells(found: RunComparison) -> list[tuple[str, ...]]:
     """The rows of the table: those that no run has are left out."""
     rows: list[tuple[str, ...]] = [
         ("status", *(run.status for run in found.runs)),
-        ("budget", *("kept" if run.bound_held else "BROKEN" for run in found.runs)),
+        ("budget", *(_KEPT[run.bound_held] for run in found.runs)),
     ]
     for figure in FIGURES:
         values = figure_values(found, figure)
@@ -260,6 +268,7 @@ def _cells(figure: Figure, values: Sequence[Value]) -> Iterator[str]:
 
 def comparison_data(found: RunComparison) -> dict[str, Json]:
     """What ``lyray report --against ... --json`` adds, as ``comparison``: one object a run."""
+    values = {figure.key: figure_values(found, figure) for figure in FIGURES}
     return {
         "runs": [
             {
@@ -268,7 +277,7 @@ def comparison_data(found: RunComparison) -> dict[str, Json]:
                 "status": run.status,
                 "reason": run.reason,
                 "bound_held": run.bound_held,
-                **{figure.key: figure.value(found, i) for figure in FIGURES},
+                **{key: of_runs[i] for key, of_runs in values.items()},
             }
             for i, (name, run) in enumerate(zip(found.names, found.runs, strict=True))
         ],
@@ -299,7 +308,9 @@ def _notes(
 ) -> Iterator[str]:  # fmt: skip
     """What a reader must know before comparing."""
     for run, name, keys in zip(runs, names, files, strict=True):
-        if not run.slots:
+        if not run.has_started:
+            yield f"{name} never started ({run.status}): it has no figures"
+        elif not run.slots:
             yield f"{name} has no slot yet: it has no curves, and no figures over time"
         elif "ended without a result" in run.status:
             yield f"{name} goes on, or ended without a result: its figures are those so far"
@@ -341,6 +352,6 @@ def _differences(files: Sequence[dict[str, str]]) -> Iterator[tuple[str, tuple[s
     if not all(files):
         return
     for key in dict.fromkeys(key for keys in files for key in keys):
-        values = tuple(keys.get(key, "(default)") for keys in files)
-        if len(set(values)) > 1:
+        values = tuple(keys.get(key, _DEFAULT) for keys in files)
+        if len(set(values)) > 1 and not set(values) <= {_DEFAULT, "null"}:  # both say nothing
             yield key, values

@@ -59,5 +59,9 @@ def count_cells(count: EventCount) -> tuple[str, ...]:
         f"{count.times:,}",
         "" if count.duration_s is None else figures.seconds(count.duration_s),
         f"{count.devices:,}" if count.devices else "",
-        ", ".join(f"{cause} {times:,}" for cause, times in count.causes),
+        ", ".join(f"{cause} ({_so_often(times)})" for cause, times in count.causes),
     )
+
+
+def _so_often(times: int) -> str:
+    return "once" if times == 1 else f"{times:,} times"

@@ -42,7 +42,7 @@ both would be lines on the axis. The figure stands above."""
 
 def run_page(found: RunFound, reconciled: Sequence[BillLine] = ()) -> str:
     """The page: head figures, loss, step time, money, evaluations, plans, devices, bill, events."""
-    held = "good" if found.bound_held else "bad"
+    held = {True: "good", False: "bad", None: "soft"}[found.bound_held]
     body = [
         f"<h1>{escape(found.name)}: {escape(found.status)}</h1>",
         f'<p class="soft">{escape(found.reason)}</p>',

@@ -149,8 +149,18 @@ class RunFound:
         return max(self.slots, key=lambda s: s.spent_usd - s.budget_usd, default=None)
 
     @property
-    def bound_held(self) -> bool:
-        """Whether spending stayed within budget and slack at every slot, to the cent."""
+    def has_started(self) -> bool:
+        """Whether it has done or paid anything yet."""
+        return bool(self.slots or self.steps or self.ledger)
+
+    @property
+    def bound_held(self) -> bool | None:
+        """Whether spending stayed within budget and slack at every slot, to the cent.
+
+        None before the first one.
+        """
+        if not self.slots:
+            return None
         return all(s.spent_usd <= s.budget_usd + s.overspend_bound_usd + _CENT for s in self.slots)
 
     @property

@@ -56,6 +56,7 @@ svg .axis { stroke: var(--soft); } .key { display: inline-block; margin-right: 1
 .slow { fill: none; stroke: var(--bad); stroke-width: 2.5; }
 .lost { fill: none; stroke: var(--bad); stroke-width: 2; }
 .guide { stroke: var(--ink); stroke-opacity: .4; stroke-dasharray: 2 4; }
+@media (min-width: 1000px) { .card > svg { max-width: 100%; height: auto; } }
 @media print { body { padding: 0; max-width: none; } svg { max-width: 100%; height: auto; }
   svg.sign { max-width: none; } * { print-color-adjust: exact; } .card { overflow: visible; } }
 """

@@ -12,7 +12,7 @@ from typing import Any
 from tests.chromium import console, opened
 
 SCHEMES = {"dark": 0, "light": 1}  # as Chromium numbers them
-WIDTHS = {"phone": 390, "desktop": 1280}  # pixels
+WIDTHS = {"phone": 390, "desktop": 1100}  # pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Seen:
     empty_drawings: tuple[str, ...]
     odd: tuple[str, ...]  # words that no reader should see
     overlaps: tuple[str, ...]  # texts of a drawing over each other, or outside of it
+    wide: tuple[str, ...]  # drawings of which a part is scrolled out of sight
     requests: tuple[str, ...]
 
 

@@ -134,6 +134,9 @@ function measure(frame) {
     empty_drawings: named(drawings.map((svg) => svg.outerHTML.slice(0, 120))),
     odd: named([...new Set(page.body.textContent.match(ODD) || [])]),
     overlaps: named(overlaps(view)),
+    wide: named([...page.querySelectorAll(".card")]
+      .filter((card) => card.scrollWidth > card.clientWidth && card.querySelector("svg[role=img]"))
+      .map((card) => card.querySelector("svg[role=img]").getAttribute("aria-label"))),
     requests: named(view.performance.getEntriesByType("resource").map((entry) => entry.name)),
   };
 }

@@ -103,6 +103,7 @@ def test_every_page_is_drawn_whole_and_alone(looked: tuple[str, tuple[Seen, ...]
         assert page.empty_drawings == (), page
         assert page.odd == (), page
         assert page.overflows_px == 0, page
+        assert page.width == "phone" or page.wide == (), page
 
 
 def test_every_text_can_be_read(looked: tuple[str, tuple[Seen, ...], str]) -> None:

@@ -124,6 +124,26 @@ def test_a_run_without_slots_one_that_goes_on_and_a_broken_file_are_compared(
     read_page(comparison_page(found))
 
 
+def test_a_run_that_never_started_has_no_figures_and_kept_no_budget(
+    runs: tuple[RunFound, RunFound], tmp_path: Path
+) -> None:
+    folder = tmp_path / "new"
+    folder.mkdir()
+    theirs = (Path(runs[0].run_url) / "config.yaml").read_text("utf-8")
+    (folder / "config.yaml").write_text(f"{theirs}cluster: {{price_feed: null, profile: p.json}}\n")
+    (folder / "result.json").write_text('{"status": "bad_config", "reason": "no such pool"}')
+    found = compare_runs((runs[0], read_run(str(folder))))
+    assert found.notes == ("new never started (bad_config): it has no figures",)
+    rows = {name: theirs for name, _, theirs in comparison_cells(found)}
+    assert rows.pop("status") == "bad_config"
+    assert set(rows.values()) == {"-"}
+    assert dict(found.differs)["cluster.profile"] == ("(default)", "p.json")
+    assert "cluster.price_feed" not in dict(found.differs)  # a default is null where it is told
+    (_, data) = json.loads(json.dumps(comparison_data(found)))["runs"]
+    told = {data[key] for key in data.keys() - {"name", "run_dir", "status", "reason"}}
+    assert told == {None}
+
+
 def test_runs_of_one_name_are_told_apart(runs: tuple[RunFound, RunFound], tmp_path: Path) -> None:
     twin = read_run(write_run(tmp_path / "b" / "fast", num_slots=2, num_devices=2))
     assert compare_runs((runs[0], twin)).names[1] == "b/fast"

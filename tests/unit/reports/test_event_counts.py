@@ -13,8 +13,8 @@ def test_faults_stand_first_with_how_often_how_long_and_why() -> None:
         {"kind": "recovered", "cause": "replica", "duration_s": 2.5},
     ))  # fmt: skip
     assert [count_cells(count) for count in found] == [
-        ("lost", "3", "", "2", "preemption 2, worker 1"),
-        ("recovered", "2", "4.00 s", "", "replica 2"),
+        ("lost", "3", "", "2", "preemption (2 times), worker (once)"),
+        ("recovered", "2", "4.00 s", "", "replica (2 times)"),
         ("checkpoint", "1", "500 ms", "", ""),
     ]
     assert event_counts(()) == ()

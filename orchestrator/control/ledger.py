@@ -164,12 +164,10 @@ def _with_standing(
     usage: Sequence[Usage], since: ClusterState, now: ClusterState
 ) -> tuple[Usage, ...]:
     """Intervals to bill: as used, but all the time for devices billed while present."""
-    present = {
-        device.device_id
-        for cluster in (since, now)
-        for device in cluster.devices
-        if cluster.offer(device.pool).billed == "while_present"
-    }
+    present = set[str]()
+    for cluster in (since, now):
+        pools = {offer.pool for offer in cluster.offers if offer.billed == "while_present"}
+        present |= {device.device_id for device in cluster.devices if device.pool in pools}
     whole = [Usage(device_id, since.now_s, now.now_s) for device_id in present]
     billed = [u for u in usage if u.device_id not in present] + whole
     return tuple(sorted((u for u in billed if u.to_s > u.from_s), key=_order))

@@ -210,13 +210,14 @@ class Estimator:
         found = {}
         for group, num_samples in zip(groups, group_samples, strict=True):
             for stage in group.stages:
-                # A team was predicted at its slowest member.
                 team = [cluster.device(d) for d in stage.team.device_ids if cluster.has(d)]
                 if not team:
                     continue
                 draws = stage in (group.stages[0], group.stages[-1])
-                input_s = max(device.input_s_per_sample for device in team)
-                slowdown = max(device.slowdown for device in team)
+                input_s, slowdown = team[0].input_s_per_sample, team[0].slowdown
+                for device in team[1:]:  # a team was predicted at its slowest member
+                    input_s = max(input_s, device.input_s_per_sample)
+                    slowdown = max(slowdown, device.slowdown)
                 for device in team:
                     its_s = predicted_s.get(device.device_id, 0.0)
                     healthy_s = (its_s - draws * input_s * num_samples) / slowdown

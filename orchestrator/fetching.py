@@ -1,7 +1,7 @@
 """One text over HTTP: bounded in time and size, with a token that only its own server gets."""
 
 import time
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from typing import IO
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -82,6 +82,17 @@ class _Redirects(HTTPRedirectHandler):
 
     def __init__(self, url: str, token: str) -> None:
         self._origin, self._token = _origin(url), token
+
+    def http_error_302(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: object
+    ) -> object:
+        """What the address answers that ``headers`` name, where it is one."""
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)  # type: ignore[arg-type]
+        except (ValueError, InvalidURL):  # of urllib, which quotes the server
+            raise OSError("it redirects to what is no address") from None
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: object, newurl: str

@@ -57,14 +57,19 @@ def look_at_upload(folder: Path, needed: Sequence[Path] = ()) -> Upload:
         needed: Files that the job needs; of these, those outside the folder are not looked at.
 
     Raises:
-        ConfigError: If it is no folder, is more than Ray takes, holds a link to a folder around
-            it, or a pattern of ``.rayignore`` or ``.gitignore`` excludes all of it, or a needed
-            file.
+        ConfigError: If it is no folder, is empty, is more than Ray takes, holds a link to a folder
+            around it, or a pattern of ``.rayignore`` or ``.gitignore`` excludes all of it, or a
+            needed file.
     """
     if not folder.is_dir():
         raise ConfigError(f"--upload {folder}: no such folder; write what --working-dir names")
     sizes = {path.relative_to(folder): path.stat().st_size for path in _sent(folder)}
     if not sizes:
+        if not any(path.is_file() for path in folder.rglob("*")):
+            raise ConfigError(
+                f"--upload {folder}: there is no file in it; write what --working-dir names, the "
+                "folder of the task"
+            )
         raise ConfigError(
             f"--upload {folder}: nothing of it is sent; a pattern such as *, /* or ** in its "
             ".rayignore or .gitignore means the folder itself, and no later line with ! brings "

@@ -147,6 +147,12 @@ def test_the_command_tells_it(
     assert "no such folder; write what --working-dir names" in err
 
 
+def test_an_empty_folder_is_told_as_that_and_not_blamed_on_a_pattern(tmp_path: Path) -> None:
+    (tmp_path / "empty" / "below").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"empty: there is no file in it; write what --working-"):
+        look_at_upload(tmp_path / "empty")
+
+
 def test_a_link_to_a_folder_around_it_is_refused_unless_it_is_excluded(folder: Path) -> None:
     for name in ("data/up", "data/again"):  # two of them lead to 2^40 paths
         (folder / name).symlink_to("..")

@@ -62,6 +62,16 @@ def test_a_redirect_to_what_is_no_web_server_is_refused(to: str) -> None:
         fetch(server.url, token=TOKEN)
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("to", ["http://[::1", "http://127.0.0.1:port/", "http://[x]/"])
+def test_a_redirect_to_a_malformed_address_is_told_in_our_words(to: str, status: int) -> None:
+    with (
+        price_server(redirects(to, status)) as server,
+        pytest.raises(OSError, match=r"^it redirects to what is no address$"),
+    ):
+        fetch(server.url, token=TOKEN)
+
+
 def test_a_circle_of_redirects_ends() -> None:
     with price_server(redirects("/prices.json")) as server:
         with pytest.raises(OSError, match="status 302"):

@@ -304,7 +304,7 @@ def report(asked: ReportAsked) -> None:
     reconciled: tuple[BillLine, ...] = ()
     if asked.bill is not None:
         text = read_text(asked.bill, asked.bill, "give a CSV file")
-        reconciled = compare_bill(found.ledger, read_bill(text, columns))
+        reconciled = compare_bill(found.pools, read_bill(text, columns))
     written = (
         []
         if asked.csv is None

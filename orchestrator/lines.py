@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,7 +44,22 @@ def append_lines(url: str, lines: Iterable[str]) -> None:
 
 def read_lines(url: str) -> tuple[str, ...]:
     """Return the whole lines of a file, without a torn last one; none when it is absent."""
-    return tuple(line for part in _parts(url) for line in _lines_of(part))
+    return tuple(each_line(url))
+
+
+def each_line(url: str) -> Iterator[str]:
+    """As ``read_lines``, one after the other: no more of a local file is held, or of one part.
+
+    Raises:
+        ValueError: If a line is no text.
+    """
+    for part in _parts(url):
+        path = storage.local_path(part)
+        if path is None:
+            yield from _lines_of(part)
+            continue
+        with path.open("rb") as file:
+            yield from (line[:-1].decode() for line in file if line.endswith(b"\n"))
 
 
 def keep_lines(url: str, count: int) -> None:

@@ -239,10 +239,10 @@ def parse_json(text: str | bytes) -> object:
     """
     text = text.decode() if isinstance(text, bytes) else text
     try:
-        data = _DECODER.decode(text)
-        if _ODD.search(text):
-            whole = json.loads(text, parse_int=float)
-            json.dumps(whole, allow_nan=False, ensure_ascii=False).encode()
+        long = _TWO_DIGITS.search(text[::_APART])
+        data = (_CAREFUL if long else _DECODER).decode(text)
+        if _HALF.search(text):
+            json.dumps(data, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeEncodeError:
@@ -254,8 +254,25 @@ def _no_number(name: str) -> object:
     raise ValueError(f"{name} is no number of JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_number)
-_ODD = re.compile(r"\d{300}|[eE]\+?\d{3}|\\u[dD][89a-fA-F]")  # maybe beyond floats, or half
+def _float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits[:_SHOWN]} is beyond all floats")
+    return value
+
+
+def _int(digits: str) -> int:
+    if len(digits) > _SHOWN:
+        _float(digits)
+    return int(digits)
+
+
+_SHOWN = 40  # digits of a number that is none
+_APART = 150  # characters; of a whole number beyond floats, 309 digits, two lie so
+_TWO_DIGITS = re.compile("[0-9]{2}")
+_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_float)
+_CAREFUL = json.JSONDecoder(parse_constant=_no_number, parse_float=_float, parse_int=_int)
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # maybe half a character
 
 
 def to_json(value: object) -> Json:

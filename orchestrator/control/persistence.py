@@ -2,13 +2,13 @@
 
 import logging
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from operator import attrgetter
-from typing import Literal
+from typing import Literal, TypeVar
 
 from orchestrator import lines, storage
+from orchestrator.control.ledger_file import charge, ledger_entry, ledger_lines
 from orchestrator.core.durable import (
     CHECKPOINTS,
     CheckpointManifest,
@@ -23,6 +23,7 @@ from orchestrator.core.slot import CommittedStep, SlotJournal
 from orchestrator.decoding import field_names
 from orchestrator.errors import ConfigError, DamagedCheckpointError
 
+T = TypeVar("T")
 RecordName = Literal["slots", "steps", "evaluations", "ledger", "events"]
 
 STATE_FILE, TRENDS_FILE = "control.json", "trends.json"
@@ -141,9 +142,11 @@ class RunStore:
 
     def read_ledger(self) -> tuple[LedgerEntry, ...]:
         """Every line of the ledger. Raises ConfigError when it is damaged."""
-        rows = self.read("ledger")
-        with _undamaged(self.url("ledger.jsonl")):
-            return tuple(storage.from_json(LedgerEntry, row) for row in rows)
+        return tuple(self._each("ledger", ledger_entry))
+
+    def charges(self) -> Iterator[LedgerEntry]:
+        """The same, one after the other and without devices, which is a tenth of the work."""
+        return self._each("ledger", charge)
 
     def read(self, name: RecordName) -> tuple[dict[str, object], ...]:
         """Every line of one record file, as plain data. Raises ConfigError when it is damaged."""
@@ -151,11 +154,17 @@ class RunStore:
 
     def rows(self, name: RecordName) -> Iterator[dict[str, object]]:
         """As ``read``, one line after the other: of many, no more than one is held as data."""
+        return self._each(name, lambda line: _object(storage.parse_json(line)))
+
+    def _each(self, name: RecordName, parse: Callable[[str], T]) -> Iterator[T]:
         url = self.url(f"{name}.jsonl")
         with _undamaged(url):
-            held = lines.read_lines(url)
-        for number, line in enumerate(held, start=1):
-            yield _parsed(line, url, number)
+            for number, line in enumerate(lines.each_line(url), start=1):
+                try:
+                    found = parse(line)
+                except ValueError as error:
+                    raise _damaged(f"line {number} of {url}", error) from None
+                yield found
 
     def rewind_steps(self, next_step: int) -> None:
         """Forget the lines of steps that a restored checkpoint undoes; they will run again.
@@ -324,13 +333,6 @@ def _undamaged(url: str) -> Iterator[None]:
         raise _damaged(url, error) from None
 
 
-def _parsed(line: str, url: str, number: int) -> dict[str, object]:
-    try:
-        return _object(storage.parse_json(line))
-    except ValueError as error:
-        raise _damaged(f"line {number} of {url}", error) from None
-
-
 def _damaged(url: str, error: ValueError) -> ConfigError:
     return ConfigError(
         f"{url} is damaged: {error}; put a copy back, or start under another run.name"
@@ -341,25 +343,6 @@ def _object(value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError(f"it is {value!r}, no object")  # noqa: TRY004 - of the file
     return value
-
-
-def ledger_lines(entries: Iterable[LedgerEntry]) -> Iterator[str]:
-    """Lines of ``ledger.jsonl``: of entries that differ in their devices alone, one is encoded.
-
-    A pool bills its devices by the same stretch and price: there are few unlike ones in a slot.
-    """
-    known: dict[tuple[object, ...], tuple[str, str]] = {}
-    for entry in entries:
-        rest = _BUT_DEVICE(entry)
-        if rest not in known:
-            before, _, after = storage.json_text(replace(entry, device="")).partition(_NO_DEVICE)
-            known[rest] = before + _NO_DEVICE[:-2], after
-        before, after = known[rest]
-        yield f"{before}{storage.json_text(entry.device)}{after}"
-
-
-_NO_DEVICE = '"device": ""'
-_BUT_DEVICE = attrgetter(*(n for n in field_names(LedgerEntry) if n != "device"))
 
 
 def step_json(step: CommittedStep) -> dict[str, object]:

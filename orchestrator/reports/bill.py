@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.core.durable import LedgerEntry
 from orchestrator.errors import ConfigError
 from orchestrator.reports import figures
+from orchestrator.reports.accounts import PoolBill
 
 TOLERANCE_RATIO, TOLERANCE_USD = 0.01, 0.01
 """Bill and ledger agree within so much of the ledger, or so many dollars: providers round."""
@@ -104,21 +104,19 @@ def read_bill(text: str, columns: Mapping[str, str]) -> dict[str, float]:
     return {pool: math.fsum(amounts) for pool, amounts in billed.items()}
 
 
-def compare_bill(
-    ledger: Sequence[LedgerEntry], billed: Mapping[str, float]
-) -> tuple[BillLine, ...]:
-    """Every pool of ledger or bill.
+def compare_bill(ledger: Sequence[PoolBill], billed: Mapping[str, float]) -> tuple[BillLine, ...]:
+    """Every pool of the ledger, added up, or of the bill.
 
     A pool's egress counts to it, unless the bill lists ``EGRESS`` as a pool of its own.
     """
-    pools = {entry.pool for entry in ledger}
+    pools = {own.pool: own for own in ledger}
     apart = EGRESS in billed and EGRESS not in pools
-    lines = []
-    for pool in sorted({*pools, *billed} - ({EGRESS} if apart else set())):
-        own = [entry for entry in ledger if entry.pool == pool]
-        lines.append(_line(pool, own, billed.get(pool), with_egress=not apart))
+    lines = [
+        _line(pool, pools.get(pool), billed.get(pool), with_egress=not apart)
+        for pool in sorted({*pools, *billed} - ({EGRESS} if apart else set()))
+    ]
     if apart:
-        usd = math.fsum(entry.egress_usd for entry in ledger)
+        usd = math.fsum(own.egress_usd for own in ledger)
         lines.append(_made(EGRESS, usd, billed[EGRESS], "messages of other jobs, or another rate"))
     return tuple(lines)
 
@@ -138,17 +136,16 @@ def _amount(text: str | None, place: str) -> float:
 
 
 def _line(
-    pool: str, own: Sequence[LedgerEntry], bill_usd: float | None, *, with_egress: bool
+    pool: str, own: PoolBill | None, bill_usd: float | None, *, with_egress: bool
 ) -> BillLine:
-    egress_usd = math.fsum(e.egress_usd for e in own) if with_egress else 0.0
-    ledger_usd = math.fsum(e.usd for e in own) + egress_usd
-    if not own:
+    if own is None:
         why = "not in the ledger: another job, or a pool that is called otherwise here"
         return _made(pool, 0.0, bill_usd or 0.0, why)
+    egress_usd = own.egress_usd if with_egress else 0.0
+    ledger_usd = own.usd + egress_usd
     if bill_usd is None:
         return _made(pool, ledger_usd, 0.0, "not in the bill: not billed yet, or called otherwise")
-    standing_usd = math.fsum(e.usd for e in own if e.cause == "standing")
-    estimated_usd = math.fsum(e.usd for e in own if e.estimated)
+    standing_usd, estimated_usd = own.standing_usd, own.estimated_usd
     less_usd, tolerance_usd = ledger_usd - bill_usd, _tolerance(ledger_usd)
     reasons = []
     idle = "devices present and idle"

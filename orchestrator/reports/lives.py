@@ -78,10 +78,10 @@ class Lives:
         self._now_s = 0.0
         self._plan: Row = {}
         self._places: dict[str, Place] = {}
-        self._there: frozenset[str] | None = None
+        self._there: set[str] | None = None
         self._known: dict[str, tuple[str, str]] = {}  # pool and kind
         self._done: dict[str, list[Stretch]] = {}
-        self._open: dict[str, Stretch] = {}
+        self._open: dict[str, _Open] = {}
         self._tallies: dict[str, _Tally] = {}
 
     def add(self, row: Row, slot: int) -> None:
@@ -90,7 +90,7 @@ class Lives:
         plan, devices = map_of(row, "plan"), map_of(row, "devices")
         if plan != self._plan:
             self._plan, self._places = plan, places(plan)
-        there = frozenset(d for d, view in devices.items() if _state(view) != "lost")
+        there = {d for d, v in devices.items() if isinstance(v, dict) and v.get("state") != "lost"}
         before = there if self._there is None else self._there
         self._there = there
         for device, view in devices.items():
@@ -115,7 +115,7 @@ class Lives:
         return tuple(
             Life(device, *self._known[device], (*self._done.get(device, ()), *last))
             for device in sorted(self._known, key=lambda d: (self._known[d][0], _natural(d)))
-            for last in [[self._open[device]] if device in self._open else []]
+            for last in [[self._open[device].closed()] if device in self._open else []]
         )
 
     def times(self) -> tuple[DeviceTimes, ...]:
@@ -130,51 +130,72 @@ class Lives:
             return
         last = self._open.get(device)
         if last is not None:
-            if last.to_s == from_s and last.slow == slow and last.place == place:
-                from_s = last.from_s
-            else:
-                self._done.setdefault(device, []).append(last)
-        self._open[device] = Stretch(from_s, self._now_s, place, slow)
+            same_place = last.place is place or last.place == place  # most often the very same
+            if same_place and last.to_s == from_s and last.slow == slow:
+                last.to_s = self._now_s
+                return
+            self._done.setdefault(device, []).append(last.closed())
+        self._open[device] = _Open(from_s, self._now_s, place, slow)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A stretch that may go on: making a new one of every slot took most of the time."""
+
+    from_s: float
+    to_s: float
+    place: Place | None
+    slow: bool
+
+    def closed(self) -> Stretch:
+        return Stretch(self.from_s, self.to_s, self.place, self.slow)
+
+
+class _Times:
+    """One phase of the steps of a device: no more is kept than least, median and most."""
+
+    __slots__ = ("least_s", "medians_s", "most_s")
+
+    def __init__(self) -> None:
+        self.least_s, self.most_s = float("inf"), 0.0
+        self.medians_s = array("d")
+
+    def add(self, times: list[float]) -> None:
+        least_s, median_s, most_s = times
+        self.medians_s.append(median_s)
+        self.least_s = min(self.least_s, least_s)
+        self.most_s = max(self.most_s, most_s)
 
 
 class _Tally:
-    """The steps of one device, of which no more is kept than their least, median and most."""
+    """The steps of one device."""
 
     def __init__(self) -> None:
-        self._least = [float("inf")] * len(PHASES)
-        self._medians = tuple(array("d") for _ in PHASES)
-        self._most = [0.0] * len(PHASES)
+        self._compute, self._wait, self._input = self._phases = _Times(), _Times(), _Times()
         self._slow_slots: list[int] = []
         self._worst_slot, self._worst_s = 0, -1.0
 
     def add(self, view: Mapping[str, object], slot: int, *, slow: bool) -> None:
-        own_s = 0.0
-        for i, phase in enumerate(PHASES):
-            least_s, median_s, most_s = cast("list[float]", view[phase])  # as they were written
-            self._least[i] = min(self._least[i], least_s)
-            self._most[i] = max(self._most[i], most_s)
-            self._medians[i].append(median_s)
-            if phase != "wait_s":
-                own_s += most_s
+        compute, wait, loading = [cast("list[float]", view[phase]) for phase in PHASES]
+        self._compute.add(compute)  # as they were written
+        self._wait.add(wait)
+        self._input.add(loading)
+        own_s = compute[2] + loading[2]
         if own_s > self._worst_s:
             self._worst_slot, self._worst_s = slot, own_s
         if slow:
             self._slow_slots.append(slot)
 
     def told(self, device: str, pool: str) -> DeviceTimes:
-        spreads = zip(self._least, map(median, self._medians), self._most, strict=True)
+        spreads = [(p.least_s, median(p.medians_s), p.most_s) for p in self._phases]
         return DeviceTimes(
             device=device,
             pool=pool,
-            num_slots=len(self._medians[0]),
+            num_slots=len(self._compute.medians_s),
             slow_slots=tuple(self._slow_slots),
             worst_slot=self._worst_slot,
             phases=dict(zip(PHASES, spreads, strict=True)),
         )
-
-
-def _state(view: object) -> object:
-    return view.get("state") if isinstance(view, dict) else "lost"
 
 
 def _natural(device: str) -> tuple[str, int, str]:

@@ -46,6 +46,7 @@ def run_page(found: RunFound, reconciled: Sequence[BillLine] = ()) -> str:
     body = [
         f"<h1>{escape(found.name)}: {escape(found.status)}</h1>",
         f'<p class="soft">{escape(found.reason)}</p>',
+        *(f'<p class="bad">Warning: {escape(warning)}</p>' for warning in found.warnings),
         tiles(
             {
                 "steps": f"{found.num_steps:,}",

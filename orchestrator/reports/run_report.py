@@ -1,18 +1,20 @@
 """A run's files read back, and the figures a person asks of them; also while it goes on."""
 
+import gc
 import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from statistics import fmean, median
 
 from orchestrator import storage
 from orchestrator.control.persistence import RunStore, evaluation_json
-from orchestrator.core.durable import LedgerEntry
 from orchestrator.core.evaluation import Evaluation
 from orchestrator.errors import ConfigError
+from orchestrator.reports.accounts import Accounts, PoolBill, add_up
 from orchestrator.reports.bill import BillLine
 from orchestrator.reports.budget_table import change_data
 from orchestrator.reports.device_times import DeviceTimes
@@ -43,16 +45,6 @@ class PlanSpan:
     reason: str  # why it was taken
 
 
-@dataclass(frozen=True, slots=True)
-class PoolBill:
-    """What one pool cost."""
-
-    pool: str
-    device_hours: float
-    usd: float
-    egress_usd: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFound:
     """A run as its files tell it. Times of money are billed ones."""
@@ -66,7 +58,7 @@ class RunFound:
     devices: tuple[DeviceTimes, ...]
     steps: tuple[Row, ...]
     evaluations: tuple[Evaluation, ...] = ()
-    ledger: tuple[LedgerEntry, ...]
+    accounts: Accounts
     events: tuple[Row, ...]
     comparisons: tuple[Row, ...]
 
@@ -108,7 +100,7 @@ class RunFound:
     @property
     def spent_usd(self) -> float:
         """Sum of the ledger."""
-        return math.fsum(e.usd + e.egress_usd for e in self.ledger)
+        return math.fsum(p.usd + p.egress_usd for p in self.pools)
 
     @property
     def average_per_hour_usd(self) -> float | None:
@@ -151,7 +143,7 @@ class RunFound:
     @property
     def has_started(self) -> bool:
         """Whether it has done or paid anything yet."""
-        return bool(self.slots or self.steps or self.ledger)
+        return bool(self.slots or self.steps or self.pools)
 
     @property
     def bound_held(self) -> bool | None:
@@ -182,7 +174,7 @@ class RunFound:
     @property
     def standing_usd(self) -> float:
         """What devices cost that were present and not used."""
-        return math.fsum(e.usd for e in self.ledger if e.cause == "standing")
+        return math.fsum(p.standing_usd for p in self.pools)
 
     @property
     def worth(self) -> Worth | None:
@@ -231,8 +223,13 @@ class RunFound:
     @property
     def pools(self) -> tuple[PoolBill, ...]:
         """The bill by pool."""
-        names = sorted({e.pool for e in self.ledger})
-        return tuple(_pool_bill(name, [e for e in self.ledger if e.pool == name]) for name in names)
+        return self.accounts.pools
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong with the files, each with its place."""
+        gap = self.accounts.gap
+        return (f"{storage.join(self.run_url, 'ledger.jsonl')}: {gap}",) if gap else ()
 
 
 def read_run(run_dir: str) -> RunFound:
@@ -245,6 +242,23 @@ def read_run(run_dir: str) -> RunFound:
     if not any(storage.is_file(store.url(name)) for name in ("config.yaml", "slots.jsonl")):
         raise ConfigError(f"{run_dir} holds no run; give the folder that has its config.yaml")
     result = store.read_result()
+    with _without_collector():
+        return _read(store, result)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Data without cycles is read inside: to look for some took a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _read(store: RunStore, result: Row | None) -> RunFound:
     slots: list[SlotRow] = []
     lives = Lives()
     for row in store.rows("slots"):  # one by one: a line of many devices is long
@@ -260,7 +274,7 @@ def read_run(run_dir: str) -> RunFound:
         devices=lives.times(),
         steps=store.read("steps"),
         evaluations=store.read_evaluations(),
-        ledger=store.read_ledger(),
+        accounts=add_up(store.charges(), slots),
         events=store.read("events"),
         comparisons=_comparisons(store),
     )
@@ -273,6 +287,7 @@ def report_data(found: RunFound, reconciled: Sequence[BillLine] = ()) -> dict[st
         "run_dir": found.run_url,
         "status": found.status,
         "reason": found.reason,
+        "warnings": list(found.warnings),
         "steps": found.num_steps,
         "samples": found.num_samples,
         "first_loss": found.first_loss,
@@ -362,16 +377,6 @@ def _span(slots: Sequence[SlotRow], from_s: float, reason: str) -> PlanSpan:
         measured_step_s=median(measured) if measured else None,
         cost_per_hour_usd=median(costs) if costs else None,
         reason=reason,
-    )
-
-
-def _pool_bill(pool: str, entries: Sequence[LedgerEntry]) -> PoolBill:
-    held = [e for e in entries if e.cause in ("use", "block", "standing")]
-    return PoolBill(
-        pool=pool,
-        device_hours=math.fsum(e.to_s - e.from_s for e in held) / 3600,
-        usd=math.fsum(e.usd for e in entries),
-        egress_usd=math.fsum(e.egress_usd for e in entries),
     )
 
 

@@ -30,6 +30,8 @@ def print_report(console: Console, found: RunFound, reconciled: Sequence[BillLin
     """Print head figures, the comparison with other strategies, plans, bill and events."""
     console.print(f"[bold]{found.name}[/bold]: {found.status}", highlight=False)
     console.print(Text(found.reason, style="dim"))
+    for warning in found.warnings:
+        console.print(Text(f"warning: {warning}", style="red"))
     grid = Table.grid(padding=(0, 3))
     for name, value in head_figures(found).items():
         grid.add_row(name, Text(value, style="bold"))

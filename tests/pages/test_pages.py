@@ -68,7 +68,7 @@ def the_pages(folder: Path) -> dict[str, str]:
     even = read_run(write_run(folder / "even", num_slots=60, num_devices=2, speed=0.5,
                               strategy="even-split"))  # fmt: skip
     large = read_run(write_run(folder / "large", num_slots=60, num_devices=200, plan_every=3))
-    bill = compare_bill(joint.ledger, {"fast": joint.pools[0].usd, "disk": 3.0})
+    bill = compare_bill(joint.pools, {"fast": joint.pools[0].usd, "disk": 3.0})
     return {
         "report": run_page(joint, bill),
         "small-report": run_page(even),

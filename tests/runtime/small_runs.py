@@ -9,6 +9,7 @@ import pytest
 from orchestrator.config import RunConfig
 from orchestrator.core.evaluation import Evaluation
 from orchestrator.core.slot import CommittedStep, Outcome, RunEvent, SlotRecord
+from orchestrator.reports.run_report import read_run
 from tests.runtime.reference import train_alone
 from workers.worker import WorkerSpec
 
@@ -106,6 +107,7 @@ def check_books(run: RunConfig, outcome: Outcome) -> None:
     result = json.loads((Path(run.run.run_url) / "result.json").read_text("utf-8"))
     assert (result["status"], result["steps"]) == (outcome.status, len(steps))
     assert result["spent_usd"] == pytest.approx(sum(row["usd"] for row in ledger), abs=1e-9)
+    assert read_run(run.run.run_url).warnings == ()
 
 
 def check_undisturbed(run: RunConfig, outcome: Outcome) -> None:

@@ -8,7 +8,8 @@ import pytest
 from benchmarks.builders import make_cluster, make_device, make_group, make_plan
 from orchestrator import storage
 from orchestrator.control.ledger import Ledger
-from orchestrator.control.persistence import CheckpointStore, RunStore, ledger_lines
+from orchestrator.control.ledger_file import ledger_entry, ledger_lines
+from orchestrator.control.persistence import CheckpointStore, RunStore
 from orchestrator.core.durable import (
     AlarmMark,
     CheckpointFile,
@@ -68,7 +69,9 @@ def test_every_line_of_the_ledger_says_what_its_entry_says_however_alike_they_ar
         for other in ({}, {"usd": 0.25}, {"cause": "block"}, {"pool": '"device": ""'}, {})
         for device in ("a-0", 'a "1"', "", "\u00fc")
     ]
-    assert list(ledger_lines(entries)) == [storage.json_text(entry) for entry in entries]
+    written = list(ledger_lines(entries))
+    assert written == [storage.json_text(entry) for entry in entries]
+    assert [ledger_entry(line) for line in written] == entries
 
 
 def test_a_state_is_written_as_if_none_had_been_before_it(tmp_path: Path) -> None:

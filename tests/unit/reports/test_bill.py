@@ -4,6 +4,7 @@ import pytest
 
 from orchestrator.core.durable import LedgerEntry
 from orchestrator.errors import ConfigError
+from orchestrator.reports.accounts import add_up
 from orchestrator.reports.bill import (
     BillLine,
     bill_columns,
@@ -20,7 +21,7 @@ def an_entry(usd: float, pool: str = "fast", **more: object) -> LedgerEntry:
 
 
 def one(ledger: list[LedgerEntry], billed: dict[str, float]) -> BillLine:
-    (line,) = compare_bill(ledger, billed)
+    (line,) = compare_bill(add_up(ledger).pools, billed)
     return line
 
 
@@ -98,14 +99,14 @@ def test_a_difference_is_explained_where_it_can_be(
 
 
 def test_pools_of_one_side_only_are_listed() -> None:
-    found = {x.pool: x for x in compare_bill([an_entry(1.0)], {"disk": 2.0})}
+    found = {x.pool: x for x in compare_bill(add_up([an_entry(1.0)]).pools, {"disk": 2.0})}
     assert found["disk"].why.startswith("not in the ledger")
     assert found["fast"].why.startswith("not in the bill")
 
 
 def test_egress_that_the_bill_lists_apart_is_compared_apart() -> None:
     ledger = [an_entry(8.0), an_entry(0.0, egress_usd=2.0), an_entry(1.0, "slow", egress_usd=0.5)]
-    found = compare_bill(ledger, {"fast": 8.0, "slow": 1.0, "egress": 2.5})
+    found = compare_bill(add_up(ledger).pools, {"fast": 8.0, "slow": 1.0, "egress": 2.5})
     assert [(x.pool, x.ledger_usd, x.agrees) for x in found] == [
         ("fast", 8.0, True), ("slow", 1.0, True), ("egress", 2.5, True),
     ]  # fmt: skip

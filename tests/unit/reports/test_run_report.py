@@ -110,11 +110,35 @@ def test_the_bill_is_split_by_pool_and_compared_with_a_providers(run_dir: str) -
         4.0, pytest.approx(1.2), pytest.approx(0.8),
     )  # fmt: skip
     billed = read_bill("pool,usd\nfast,4.00\nfast,2.50\ndisk,1\n", bill_columns(()))
-    compared = {line.pool: line for line in compare_bill(found.ledger, billed)}
+    compared = {line.pool: line for line in compare_bill(found.pools, billed)}
     assert [(p, line.ledger_usd, line.bill_usd) for p, line in compared.items()] == [
         ("disk", 0.0, 1.0), ("fast", 6.0, 6.5), ("slow", pytest.approx(2.0), 0.0),
     ]  # fmt: skip
     assert not any(line.agrees for line in compared.values())
+
+
+def test_a_ledger_that_lost_lines_is_told_with_file_and_line(tmp_path: Path) -> None:
+    """However long a run is: the first line that is not there any more, to the slot."""
+    folder = tmp_path / "long"
+    run_dir = write_run(folder, num_slots=12, num_devices=6)
+    file = folder / "ledger.jsonl"
+    lines = file.read_text("utf-8").splitlines(keepends=True)
+    assert read_run(run_dir).warnings == ()
+    per_slot = [[n for n, line in enumerate(lines) if json.loads(line)["to_s"] == 60.0 * (slot + 1)]
+                for slot in range(12)]  # fmt: skip
+    for first, end, slot in ((per_slot[5][1], per_slot[5][2], 5), (per_slot[9][0], len(lines), 9),
+                             (0, len(lines), 0)):  # fmt: skip
+        file.write_text("".join(lines[:first] + lines[end:]), "utf-8")
+        found = read_run(run_dir)
+        (said,) = found.warnings
+        assert said.startswith(f"{file}: lines are missing at or before line ")
+        named = int(
+            said.removeprefix(f"{file}: lines are missing at or before line ").split(":")[0]
+        )
+        assert first < named <= first + len(per_slot[slot]) + 1
+        assert f"up to the end of slot {slot} they add up to" in said
+        assert report_data(found)["warnings"] == [said]
+        assert f"Warning: {said}" in read_page(run_page(found)).text
 
 
 def test_spending_above_the_promise_is_called_broken(run_dir: str) -> None:
@@ -266,7 +290,7 @@ def test_an_allowance_that_would_flatten_the_curves_is_not_drawn(
 def test_a_page_of_many_slots_stays_small(run_dir: str) -> None:
     found = read_run(run_dir)
     many = replace(found, slots=found.slots * 5000)
-    assert len(run_page(replace(many, ledger=()))) < 400_000
+    assert len(run_page(many)) < 400_000
 
 
 def test_of_many_plans_the_last_ones_are_printed(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_budget_file_is_planned_within_what_it_says(
 def test_a_budget_file_is_simulated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     config = budget_file(name)
-    result = rehearse(config, some_profile(config), days=0.01, strategy="cheapest")
+    result = rehearse(config, some_profile(config), days=0.1, strategy="cheapest")
     assert result.samples > 0
     assert result.spent_usd <= (config.budget.total_usd or result.spent_usd)
 

@@ -30,16 +30,17 @@ demo: $(READY)  ## Train the demo job: local Ray, emulated unlike devices
 	$(BIN)/lyray run $(CONFIG) --set run.name=$$name --compare $(BASELINES) && \
 	$(BIN)/lyray report runs/$$name
 
-test: $(READY)  ## Run the tiers unit, repo, simulation, runtime and, where root allows, net
+test: $(READY)  ## Run the tiers unit, repo, simulation and runtime (.ci/run: all tiers)
 	@$(MAKE) --no-print-directory -j3 test-runtime test-ray test-pure
 
-# Workers of these tests wait most of the time, but must not wait for a processor ...
-test-runtime: $(READY)
-	$(BIN)/python -m pytest tests/runtime --ignore-glob='tests/runtime/test_ray_*'
-
-# ... nor must those of whole runs on Ray and on unlike nodes, beside them: they wait even more ...
+# Whole runs on Ray: their processes wait most of the time, but must not wait for a processor ...
+RAY_TESTS := $(addprefix tests/runtime/,test_ray_* test_s3.py test_runs.py)
 test-ray: $(READY)
-	@$(call beside,ray,$(BIN)/python -m pytest tests/runtime/test_ray_* tests/net)
+	@$(call beside,ray,$(BIN)/python -m pytest $(RAY_TESTS))
+
+# ... nor must the workers of these, which take as long ...
+test-runtime: $(READY)
+	$(BIN)/python -m pytest tests/runtime $(addprefix --ignore-glob=,$(RAY_TESTS))
 
 # ... so what only computes gets the processors that they leave (Ray's workers have nice 15).
 test-pure: $(READY)

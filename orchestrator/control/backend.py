@@ -114,7 +114,8 @@ class OfferOptions:
             "discount_ratio", "max_price_per_hour", "quantum_s",
         ):  # fmt: skip
             value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
+            may_come = name == "count" and value == 0 and self.max_count
+            if value is not None and not may_come and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} is {value} in pool {self.pool!r}; it must be positive")
         if self.max_count is None and self.min_count:
             raise ValueError(

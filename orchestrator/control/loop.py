@@ -266,6 +266,7 @@ class ControlLoop:
             backlog_usd=treasury.queues.backlog_usd,
             incumbent=self._incumbent,
             under_notice=self._books.leaving,
+            rentable=self.autoscaler.rentable if self.autoscaler else (),
         )
 
     def _exhausted(self, decision: Decision, slot: Settled) -> str | None:

@@ -90,23 +90,40 @@ def build_devices(options: ClusterOptions) -> tuple[Device, ...]:
     )
 
 
+def build_rentable(options: ClusterOptions) -> tuple[Device, ...]:
+    """A device, as it would be, of each pool that has none and whose first can be asked for."""
+    wanted = {
+        offer.pool
+        for offer in options.offers
+        if options.autoscaler.enabled and not offer.count and offer.max_count
+    }
+    offers = (replace(o, count=1) if o.pool in wanted else o for o in options.offers)
+    devices = build_devices(replace(options, offers=tuple(offers)))
+    return tuple(
+        replace(device, device_id=f"{device.pool} (first)")
+        for device in devices
+        if device.pool in wanted
+    )
+
+
 def build_cluster(
     options: ClusterOptions, *, billing_speedup: float = 1.0, time_scale: float = 1.0
 ) -> ClusterState:
     """The whole cluster at second 0: devices ``pool-index`` on nodes ``pool-nodeN``.
 
-    Prices become dollars per second of the run, of which each is billed as
-    ``billing_speedup`` seconds; bytes keep their price. Latency grows by ``time_scale``,
-    bandwidth falls by it.
+    Links reach pools whose first device can be asked for, too. Prices become dollars per second
+    of the run, of which each is billed as ``billing_speedup`` seconds; bytes keep their price.
+    Latency grows by ``time_scale``, bandwidth falls by it.
 
     Raises:
         ConfigError: If a kind is unknown, or a link that may be needed is not described.
     """
     devices = build_devices(options)
+    connected = (*devices, *build_rentable(options))
     return ClusterState(
         now_s=0.0,
         devices=devices,
-        links=build_links(devices, options.links, time_scale=time_scale),
+        links=build_links(connected, options.links, time_scale=time_scale),
         offers=tuple(
             _offer(offer, kind_name(offer, options), billing_speedup) for offer in options.offers
         ),

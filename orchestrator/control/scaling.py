@@ -283,6 +283,8 @@ class Autoscaler:
 
     scaler: Scaler
     provisioner: Provisioner
+    rentable: tuple["Device", ...] = ()
+    """A device, as it would be, of each pool that had none at the start."""
 
     def follow(self, scene: Scene) -> Scaling:
         """Wish for what a slot's end shows, and say what changed."""

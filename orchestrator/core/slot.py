@@ -178,6 +178,9 @@ class PlanningProblem:
     under_notice: frozenset[str] = frozenset()
     """Devices that are there, but about to be taken away: they are not in ``cluster``."""
 
+    rentable: tuple[Device, ...] = ()
+    """As it would be, a device of each pool that has none now and can be asked for one."""
+
     memory_margin_ratio: float = 0.10
     activation_checkpointing: ActivationCheckpointing = "auto"
     seed: int = 0

@@ -43,21 +43,21 @@ def extra_groups(
     """The ways to use one more device of every pool, in order of their names.
 
     An idle device of the pool is the one more; else a healthy copy of one that is present, on
-    a node of its own.
+    a node of its own, or of the one that can be asked for.
     """
-    cluster = problem.cluster
-    pools = sorted({device.pool for device in cluster.devices})
+    cluster, stock = problem.cluster, _Stock(problem)
+    pools = sorted(stock.like)
     tables = LayerTables(problem.model)
     sizes = {pool: tables.team_sizes(cluster.offer(pool).kind) for pool in pools}
     # The fewest devices that can run a stage; 0: no number was measured that workers can run.
     units = {p: next((q for q in sizes[p] if q <= max(1, problem.max_team)), 0) for p in pools}
-    spare = {pool: _chain(cluster, pool) for pool in pools}
+    spare = {pool: stock.chain(pool) for pool in pools}
     alone = {
-        pool: [_one_more(cluster, plan, pool)] if units[pool] == 1 else spare[pool][: units[pool]]
+        pool: [stock.one_more(plan, pool)] if units[pool] == 1 else spare[pool][: units[pool]]
         for pool in pools
     }
     sets = {pool: _best_set(problem, table, pool) for pool in pools}
-    copies = {a: _copied(cluster, table.sets[a].group) for a in sets.values() if a is not None}
+    copies = {a: stock.copied(table.sets[a].group) for a in sets.values() if a is not None}
     added = [d for devices in (*alone.values(), *spare.values()) for d in devices]
     added += [d for teams in copies.values() for devices in teams for d in devices]
     everyone = {device.device_id: device for device in (*cluster.devices, *added)}
@@ -93,51 +93,65 @@ def extra_groups(
             yield ExtraGroup(pool, scene.with_option(option), part)
 
 
-def _one_more(cluster: ClusterState, plan: Plan, pool: str) -> Device:
-    mine = [device for device in cluster.devices if device.pool == pool]
-    used = set(plan.device_ids)
-    idle = [device for device in mine if device.device_id not in used]
-    if idle:
-        return min(idle, key=lambda d: (d.slowdown, d.device_id))
-    return _twin(cluster, mine[0], "one more")
+class _Stock:
+    """Devices that could come: copies of those that are there, or of those that can be asked for.
 
+    A copy is healthy: as fast as its profile says, or, where its times are estimated and not
+    measured, as the fastest present device of its kind shows them to be.
+    """
 
-def _chain(cluster: ClusterState, pool: str) -> list[Device]:
-    """Healthy devices of one node, as a provider rents them."""
-    model = next(device for device in cluster.devices if device.pool == pool)
-    return [
-        replace(
-            model,
-            device_id=f"{model.device_id} (one more, {i})",
-            slowdown=1.0,
-            input_s_per_sample=0.0,
+    def __init__(self, problem: PlanningProblem) -> None:
+        self._cluster = problem.cluster
+        self.like: dict[str, Device] = {}
+        """A device of each pool of which one more can be thought of."""
+        for device in (*problem.cluster.devices, *problem.rentable):
+            self.like.setdefault(device.pool, device)
+        estimated = {times.kind for times in problem.model.times if times.estimated}
+        self._slowdown: dict[str, float] = {}
+        for device in problem.cluster.devices:
+            if device.kind in estimated:
+                best = self._slowdown.get(device.kind, device.slowdown)
+                self._slowdown[device.kind] = min(best, device.slowdown)
+
+    def one_more(self, plan: Plan, pool: str) -> Device:
+        """An idle device of the pool, else a copy."""
+        used = set(plan.device_ids)
+        mine = (device for device in self._cluster.devices if device.pool == pool)
+        idle = [device for device in mine if device.device_id not in used]
+        if idle:
+            return min(idle, key=lambda d: (d.slowdown, d.device_id))
+        return self._twin(self.like[pool], "one more")
+
+    def chain(self, pool: str) -> list[Device]:
+        """Devices of one node, as a provider rents them."""
+        model = self._healthy(self.like[pool])
+        return [
+            replace(model, device_id=f"{model.device_id} (one more, {i})") for i in range(MAX_CHAIN)
+        ]
+
+    def copied(self, group: Group) -> list[list[Device]]:
+        """Copies of a group's devices, team by team."""
+        return [
+            [self._twin(self._cluster.device(d), "copy") for d in stage.team.device_ids]
+            for stage in group.stages
+        ]
+
+    def _healthy(self, device: Device) -> Device:
+        slowdown = self._slowdown.get(device.kind, 1.0)
+        return replace(device, slowdown=slowdown, input_s_per_sample=0.0)
+
+    def _twin(self, device: Device, word: str) -> Device:
+        """A copy on a node of its own, where links inside a zone are known."""
+        twin = replace(
+            self._healthy(device),
+            device_id=f"{device.device_id} ({word})",
+            node_id=f"{device.node_id} ({word})",
         )
-        for i in range(MAX_CHAIN)
-    ]
-
-
-def _copied(cluster: ClusterState, group: Group) -> list[list[Device]]:
-    """Healthy copies of a group's devices, team by team."""
-    return [
-        [_twin(cluster, cluster.device(d), "copy") for d in stage.team.device_ids]
-        for stage in group.stages
-    ]
-
-
-def _twin(cluster: ClusterState, device: Device, word: str) -> Device:
-    """A healthy device like this one on a node of its own, where links inside a zone are known."""
-    twin = replace(
-        device,
-        device_id=f"{device.device_id} ({word})",
-        node_id=f"{device.node_id} ({word})",
-        slowdown=1.0,
-        input_s_per_sample=0.0,
-    )
-    try:
-        cluster.link(device, twin)
-    except ValueError:
-        return replace(twin, node_id=device.node_id)
-    return twin
+        try:
+            self._cluster.link(device, twin)
+        except ValueError:
+            return replace(twin, node_id=device.node_id)
+        return twin
 
 
 def _best_set(problem: PlanningProblem, table: SlotTable, pool: str) -> int | None:

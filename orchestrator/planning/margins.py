@@ -92,7 +92,7 @@ def marginal_values(
     Shares may move freely and in fractions of a microbatch; the other groups and their cuts
     stay. One more microbatch, or one more device, is really added and the shares dealt anew; a
     device in the best of the ways that ``ExtraGroup`` names. Pools of which no device is
-    present, and those whose devices could not be used, are left out.
+    present nor ``rentable``, and those whose devices could not be used, are left out.
 
     Args:
         cost: Of the problem whose V', Q and prices count.

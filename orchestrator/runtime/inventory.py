@@ -178,7 +178,8 @@ def price_nodes(
 
     Returns:
         The options with each offer's ``count`` and ``devices_per_node`` as found (offers
-        without devices left out), and the devices: ids ``pool-index``, nodes in a fixed order.
+        without devices left out, but for those whose first can be asked for), and the devices:
+        ids ``pool-index``, nodes in a fixed order.
 
     Raises:
         ConfigError: If there is no device, a device has no price, an offer fits more than one
@@ -197,6 +198,8 @@ def price_nodes(
     for offer in options.offers:
         members = by_pool.get(offer.pool, [])
         if not members:
+            if options.autoscaler.enabled and offer.max_count:
+                offers.append(replace(offer, count=0))
             continue
         sizes = {node.num_devices for node in members}
         if len(sizes) > 1:
@@ -234,6 +237,9 @@ def number_nodes(
             refuse(
                 f"Ray node {node.name} has {node.num_devices} devices, the others of pool "
                 f"{offer.pool!r} have {offer.devices_per_node}"
+                if offer.count
+                else f"Ray node {node.name} has {node.num_devices} devices; write that as "
+                f"devices_per_node of pool {offer.pool!r}, where it is {offer.devices_per_node}"
             )
             continue
         by_pool.setdefault(offer.pool, []).append(node)

@@ -9,6 +9,7 @@ from typing import Protocol
 import ray
 
 from orchestrator.control.backend import ClusterOptions
+from orchestrator.control.pools import build_rentable
 from orchestrator.core.cluster import ClusterState, Device, Offer, pool_of
 from orchestrator.errors import LostWorkerError
 from orchestrator.runtime.actors import Place
@@ -130,7 +131,7 @@ class RayPresence:
 
         Args:
             options: The offers that price devices.
-            cluster: What was found, as priced; a pool must have had a device then.
+            cluster: What was found, as priced.
             numbering: The names of its nodes.
             board: Notices from outside.
             nodes: Asks Ray for its nodes.
@@ -139,7 +140,7 @@ class RayPresence:
         self._options, self._cluster, self._numbering = options, cluster, numbering
         self._board, self._nodes, self._products = board, nodes, products
         by_memory = sorted(cluster.devices, key=lambda device: device.memory_bytes)
-        self._like = {device.pool: device for device in by_memory}
+        self._like = {d.pool: d for d in (*build_rentable(options), *by_memory)}
         # Of some less is free than their pool offers.
         self._memory_bytes = {device.device_id: device.memory_bytes for device in by_memory}
         self._sight = Sight({}, {})
@@ -190,7 +191,10 @@ class RayPresence:
             if self._given_back.get(one.ray_node_id, now_s + 1.0) <= now_s:
                 continue
             if one.pool not in self._like:
-                self._refuse(f"pool {one.pool!r} had no device when the run started; restart it")
+                self._refuse(
+                    f"pool {one.pool!r} had no device when the run started, and has no max_count "
+                    "under cluster.autoscaler; restart the run to use it"
+                )
                 continue
             like = self._like[one.pool]
             memory_bytes = self._memory_bytes.get(one.device_id, like.memory_bytes)

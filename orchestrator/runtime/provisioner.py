@@ -68,11 +68,12 @@ def autoscaler_of(config: RunConfig, rig: Rig) -> Autoscaler | None:
     slot_s, limits = config.control.slot_s, dict[str, PoolLimits]()
     for offer in config.cluster.offers:
         mine = [device for device in rig.cluster.devices if device.pool == offer.pool]
-        if offer.max_count is not None and mine:
+        if offer.max_count is not None:
             size = sum(device.node_id == mine[0].node_id for device in mine)
+            size = size or offer.devices_per_node
             limits[offer.pool] = PoolLimits(offer.min_count, offer.max_count, size)
     scaler = Scaler(options, limits, slot_s=slot_s, clock=Clock())
-    return Autoscaler(scaler, RayProvisioner(rig.nodes, GRACE_SLOTS * slot_s))
+    return Autoscaler(scaler, RayProvisioner(rig.nodes, GRACE_SLOTS * slot_s), rig.rentable)
 
 
 def _ask_ray(bundles: Bundles) -> None:

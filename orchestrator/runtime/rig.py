@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from orchestrator.core.cluster import ClusterState
+from orchestrator.core.cluster import ClusterState, Device
 from orchestrator.core.code import Code
 from orchestrator.core.model import ModelProfile
 from orchestrator.runtime.crew import Crew
@@ -34,6 +34,9 @@ class Rig:
 
     nodes: RayPresence | None = None
     """The nodes that may be given back; None where devices are emulated."""
+
+    rentable: tuple[Device, ...] = ()
+    """A device, as it would be, of each pool that has none and can be asked for one."""
 
     evaluation_samples: int = 0
     """Of the evaluation dataset; 0 where none is evaluated."""

@@ -13,7 +13,7 @@ import ray
 from orchestrator import storage
 from orchestrator.config import RunConfig
 from orchestrator.control.backend import ClusterOptions, EmulatedEvent
-from orchestrator.control.pools import build_cluster, run_figures
+from orchestrator.control.pools import build_cluster, build_rentable, run_figures
 from orchestrator.core.model import ModelProfile, profile_to_json
 from orchestrator.errors import ConfigError, InfeasibleError
 from orchestrator.inputs import read_profile
@@ -181,6 +181,7 @@ def set_up(
         model=model,
         presence=presence,
         nodes=nodes,
+        rentable=build_rentable(found.options),
         truth=truth if emulated else None,
         num_steps=math.ceil(num_samples / config.training.global_batch),
         num_samples=num_samples,

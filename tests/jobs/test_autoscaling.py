@@ -30,6 +30,7 @@ SMALL = {
     "min_workers": 1,
     "max_workers": 3,
 }
+NEW = {"resources": {"CPU": 1, "lyray.pool.new": 1}, "node_config": {}, "max_workers": 1}
 OPTIONS = (
     "cluster.offers=[{pool: own, kind: one, price_per_hour: 1, speed_ratio: 0.01, memory_gib: 4},"
     " {pool: small, kind: two, price_per_hour: 1, speed_ratio: 0.01, memory_gib: 4, min_count: 1,"
@@ -57,7 +58,7 @@ def cluster() -> Iterator[RayNodes]:
     folder = Path(tempfile.mkdtemp(prefix="lyray-auto-", dir="/tmp"))  # sockets: a short path
     try:
         with nodes(2) as made:
-            raylets = RayNodes(made, folder, provided={"small": SMALL})
+            raylets = RayNodes(made, folder, provided={"small": SMALL, "new": NEW})
             raylets.start({0: {"lyray.kind": "one", "lyray.pool": "own"}})
             yield raylets
     finally:
@@ -114,6 +115,26 @@ def test_a_run_asks_for_a_device_that_pays_trains_on_it_and_takes_its_request_ba
     spent_usd = sum(row["usd"] for row in run.rows("ledger.jsonl"))
     assert run.result()["spent_usd"] == pytest.approx(spent_usd, abs=1e-9)
     wait_until(cluster, tmp_path, {"small": 1, "asked": []})
+    assert not cluster.actors(0)
+
+
+def test_the_first_device_of_a_pool_is_asked_for_and_trained_on(
+    cluster: RayNodes, tmp_path: Path
+) -> None:
+    """Of a kind that no node had when the run started: its times are guesses until it works."""
+    offers = OPTIONS[0].replace("]", ", {pool: new, kind: other, price_per_hour: 0.1,"
+                                " speed_ratio: 0.01, memory_gib: 4, max_count: 1}]")  # fmt: skip
+    options = [part for option in (offers, *OPTIONS[1:]) for part in ("--set", option)]
+    run = start_run(cluster, tmp_path, *options, steps=1000)
+    run.wait_until(lambda: "new-0" in used(run))
+    done = len(run.rows("steps.jsonl"))
+    run.wait_until(lambda: len(run.rows("steps.jsonl")) > done + 5)
+    run.process.terminate()
+    assert run.process.wait(90) == 143, run.output.read_text()
+    assert run.rows("slots.jsonl")[0]["requested"]["new"] == 0
+    steps = run.rows("steps.jsonl")
+    assert [row["first_sample"] for row in steps] == [48 * n for n in range(len(steps))]
+    assert {row["pool"] for row in run.rows("ledger.jsonl")} >= {"own", "new"}
     assert not cluster.actors(0)
 
 

@@ -77,6 +77,13 @@ def test_one_more_is_asked_for_once_it_has_paid_for_some_slots() -> None:
     assert "pool cheap: 1 more asked for" in Site().look(num_slots=3).reasons[0]
 
 
+def test_the_first_of_a_pool_is_asked_for_as_any_other() -> None:
+    site = Site(num_cheap=0)
+    assert [site.look().counts["cheap"] for _ in range(3)] == [0, 0, 1]
+    site.num_cheap = 1
+    assert site.look().counts["cheap"] == 1
+
+
 def test_a_slot_in_which_it_does_not_pay_or_nobody_knows_starts_the_count_anew() -> None:
     for other in (TOO_DEAR, None):
         site = Site()

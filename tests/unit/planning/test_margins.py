@@ -71,6 +71,29 @@ def test_one_more_like_device_is_worth_its_own_rate() -> None:
     assert worth(found, "fast") == pytest.approx(1 / 0.12, rel=sync_share)
 
 
+def test_the_first_device_of_a_pool_is_worth_what_it_would_be_if_it_stood_idle() -> None:
+    devices, first = pools({"fast": 3}), pools({"slow": 1})
+    there = a_problem(make_cluster([*devices, *first]))
+    idle = worth(values_of(there, dealt(there, devices)), "slow")
+    cluster = replace(there.cluster, devices=tuple(devices))
+    problem = replace(there, cluster=cluster, rentable=tuple(first))
+    assert worth(values_of(problem, dealt(problem, devices)), "slow") == pytest.approx(idle)
+    unknown = replace(problem, rentable=())
+    assert {d.pool for d in values_of(unknown, dealt(problem, devices)).devices} == {"fast"}
+
+
+@pytest.mark.parametrize("estimated", [False, True])
+def test_one_more_is_as_slow_as_its_kind_proved_only_where_its_times_are_guesses(
+    estimated: bool,
+) -> None:
+    devices = [replace(device, slowdown=2.0) for device in pools({"slow": 2})]
+    problem = a_problem(make_cluster(devices))
+    times = tuple(replace(each, estimated=estimated) for each in problem.model.times)
+    problem = replace(problem, model=replace(problem.model, times=times))
+    found = worth(values_of(problem, dealt(problem, devices)), "slow")
+    assert found == pytest.approx(1 / (12 * SECONDS["slow"]) / (1 + estimated), rel=1e-2)
+
+
 @pytest.mark.parametrize("pool", ["fast", "slow"])
 @pytest.mark.parametrize("bandwidth", [1e12, 2e8])
 def test_worth_of_a_device_is_what_really_adding_it_brings(pool: str, bandwidth: float) -> None:

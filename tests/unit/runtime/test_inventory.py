@@ -1,10 +1,12 @@
 """Ray nodes become priced devices."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from orchestrator.control.backend import ClusterOptions, OfferOptions
+from orchestrator.control.scaling import AutoscalerOptions
 from orchestrator.errors import ConfigError
 from orchestrator.runtime.inventory import (
     Numbering,
@@ -195,6 +197,25 @@ def test_an_offer_that_nobody_fills_is_left_out() -> None:
     found = found_nodes([ray_node("a", labels={"lyray.kind": "t4"})])
     options, _ = price_nodes(found, offers(("fast", "v100-16"), ("slow", "t4")))
     assert [o.pool for o in options.offers] == ["slow"]
+
+
+def test_an_offer_whose_first_device_can_be_asked_for_stays() -> None:
+    known, numbering = offers(("fast", "v100-16"), ("slow", "t4")), Numbering()
+    known = replace(
+        known,
+        autoscaler=AutoscalerOptions(enabled=True),
+        offers=(replace(known.offers[0], max_count=2, devices_per_node=2), known.offers[1]),
+    )
+    found = [ray_node("a", labels={"lyray.kind": "t4"})]
+    options, devices = price_nodes(found_nodes(found), known, numbering)
+    assert [(o.pool, o.count) for o in options.offers] == [("fast", 0), ("slow", 1)]
+    assert [d.pool for d in devices] == ["slow"]
+    refused: list[str] = []
+    found.append(ray_node("b", labels={"lyray.kind": "v100-16"}))
+    number_nodes(found_nodes(found), options, numbering, refused.append)
+    assert refused == [
+        "Ray node b has 1 devices; write that as devices_per_node of pool 'fast', where it is 2"
+    ]
 
 
 def test_the_zone_label_places_a_pool() -> None:

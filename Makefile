@@ -33,8 +33,9 @@ demo: $(READY)  ## Train the demo job: local Ray, emulated unlike devices
 test: $(READY)  ## Run the tiers unit, repo, simulation and runtime (.ci/run: all tiers)
 	@$(MAKE) --no-print-directory -j3 test-runtime test-ray test-pure
 
-# Whole runs on Ray: their processes wait most of the time, but must not wait for a processor ...
-RAY_TESTS := $(addprefix tests/runtime/,test_ray_* test_s3.py test_runs.py)
+# Whole runs and what takes Ray: their processes wait often, but must not wait for a processor ...
+RAY_TESTS := $(addprefix tests/runtime/,test_ray_* test_faults.py test_s3.py test_runs.py \
+  test_evaluation_runs.py test_run_checkpoints.py)
 test-ray: $(READY)
 	@$(call beside,ray,$(BIN)/python -m pytest $(RAY_TESTS))
 

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 from orchestrator import storage
@@ -59,7 +60,21 @@ def each_line(url: str) -> Iterator[str]:
             yield from _lines_of(part)
             continue
         with path.open("rb") as file:
-            yield from (line[:-1].decode() for line in file if line.endswith(b"\n"))
+            yield from whole_lines(file)
+
+
+def whole_lines(read: Iterable[bytes]) -> Iterator[str]:
+    """The lines that end before the first torn one, without their line breaks.
+
+    Whoever writes may finish a torn line between two reads: its other half is no line.
+
+    Args:
+        read: As a binary file gives its lines.
+
+    Raises:
+        ValueError: If a line is no text.
+    """
+    return (line[:-1].decode() for line in takewhile(lambda line: line.endswith(b"\n"), read))
 
 
 def keep_lines(url: str, count: int) -> None:

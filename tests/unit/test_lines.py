@@ -36,6 +36,10 @@ def test_only_a_line_feed_ends_a_line(folder: str) -> None:
     assert lines.read_lines(url) == rows
 
 
+def test_a_line_that_is_finished_while_it_is_read_is_not_taken_for_its_second_half() -> None:
+    assert list(lines.whole_lines([b"a\n", b'{"b', b'": 1}\n', b"c\n"])) == ["a"]
+
+
 @settings(deadline=None)  # a disk may take its time
 @given(torn=st.binary(max_size=40).filter(lambda b: b"\n" not in b))
 def test_a_line_torn_by_a_crash_is_dropped_and_earlier_lines_stay(

@@ -33,7 +33,8 @@ def setting_text(value: Setting) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return "; ".join(map(_limit_text, value)) or "none"
-    return f"{value:g}" if isinstance(value, int | float) else value
+    # As many digits as a float holds of what was written: two amounts that differ look different.
+    return f"{value:.15g}" if isinstance(value, int | float) else value
 
 
 def setting_of(data: object) -> Setting:

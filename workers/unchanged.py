@@ -49,11 +49,11 @@ def _state(modules: list[nn.Module]) -> Iterator[tuple[tuple[str, int, str], Ten
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A buffer's entries; of a parameter, which may be large, only sums of its bits."""
+    """A buffer's bits, as NaN is unlike itself; of a parameter, which may be large, their sum."""
     value = tensor.detach()
-    if not isinstance(tensor, nn.Parameter):
-        return value.clone()
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(value.element_size(), torch.int64)
     if value.is_complex():
         value = torch.view_as_real(value)
-    return value.contiguous().view(words).sum(dtype=torch.int64)
+    bits = value.contiguous().view(words)
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return bits.sum(dtype=torch.int64) if is_parameter else bits.clone()

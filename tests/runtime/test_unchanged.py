@@ -1,9 +1,11 @@
 """What a model may not change by running, beside threads that load samples."""
 
+import math
 import random
 import threading
 
 import pytest
+import torch
 from torch import nn
 
 from orchestrator.errors import ConfigError
@@ -28,6 +30,24 @@ def test_what_a_dataset_draws_in_another_thread_is_not_blamed_on_the_model():
         assert inside.wait(60)
         threading.Timer(0.05, leave.set).start()
     loader.join()
+
+
+def test_a_buffer_that_holds_no_number_is_one_that_stays():
+    model = nn.Linear(1, 1)
+    model.register_buffer("limits", torch.tensor([math.nan, 1.0]))
+    with unchanged([model], "the model"):
+        model(torch.zeros(1, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16, torch.complex64])
+def test_a_buffer_of_any_kind_that_changes_is_refused(dtype: torch.dtype):
+    model = nn.Linear(1, 1)
+    model.register_buffer("count", torch.zeros((), dtype=dtype))
+    with (
+        pytest.raises(ConfigError, match="changes its buffer 'count'"),
+        unchanged([model], "the model"),
+    ):
+        model.count.fill_(1)
 
 
 def test_what_the_model_draws_is():

@@ -76,9 +76,16 @@ def _end_rest(folder: str) -> None:
     for open_files in Path("/proc").glob("[0-9]*/fd"):
         pid = int(open_files.parent.name)
         with suppress(OSError):  # it has ended, or belongs to someone else
-            targets = [file.readlink() for file in open_files.iterdir()]
-            if pid != os.getpid() and any(target.is_relative_to(folder) for target in targets):
+            if pid != os.getpid() and any(_lies_in(file, folder) for file in open_files.iterdir()):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _lies_in(open_file: Path, folder: str) -> bool:
+    """Whether an entry of ``/proc/PID/fd`` leads there; not if it was closed since it was seen."""
+    try:
+        return open_file.readlink().is_relative_to(folder)
+    except FileNotFoundError:
+        return False
 
 
 def _embed(folder: str, num_devices: int) -> None:

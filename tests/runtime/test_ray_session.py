@@ -10,7 +10,7 @@ import pytest
 from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.reports.run_report import read_run
 from orchestrator.runtime.driver import Trainer, run_job
-from orchestrator.runtime.session import _embed, _end_rest
+from orchestrator.runtime.session import _embed, _end_rest, _lies_in
 from tests.runtime.small_runs import config
 
 pytestmark = [
@@ -29,6 +29,13 @@ def test_whoever_still_writes_into_the_folder_is_ended_and_nobody_else(tmp_path:
     assert other.poll() is None
     other.kill()
     other.wait(10)
+
+
+def test_a_file_that_was_closed_since_it_was_seen_hides_no_other(tmp_path: Path) -> None:
+    with (tmp_path / "agent.log").open("w") as log:
+        entry = Path(f"/proc/self/fd/{log.fileno()}")
+        assert _lies_in(entry, str(tmp_path))
+    assert not _lies_in(entry, str(tmp_path))
 
 
 def test_a_ray_that_does_not_start_is_one_error_of_ours(tmp_path: Path) -> None:

@@ -39,21 +39,17 @@ def average(
     if averaged:
         legs = max(legs, FLAPPING_LEGS)
     flaps = legs >= FLAPPING_LEGS and len(settled) < PATIENCE_SLOTS_PER_LEG * legs
-    if (
-        settled
-        and not flaps
-        and max(abs(max(settled) - now), abs(min(settled) - now)) <= (THRESHOLD_FLOOR)
-    ):
+    if settled and not flaps and max(max(settled) - now, now - min(settled)) <= THRESHOLD_FLOOR:
         return None  # no slot is off, nor is their average
     recent = sorted(means if flaps else settled)
     if not flaps and len(recent) < (1 if on_trial else MIN_SLOTS):
         return None
-    average = fmean(recent[: len(recent) - int(ODD_SHARE * len(recent))])
-    if not flaps and abs(average - now) <= THRESHOLD_FLOOR:
+    usual = fmean(recent[: len(recent) - int(ODD_SHARE * len(recent))])
+    if not flaps and abs(usual - now) <= THRESHOLD_FLOOR:
         return None
     # An average that moved by less than half of what slots differ by has not moved.
-    moved = abs(average - level) > max(THRESHOLD_FLOOR, pstdev(recent) / 2)
-    return round(average, DIGITS) if moved else level
+    moved = abs(usual - level) > max(THRESHOLD_FLOOR, pstdev(recent) / 2)
+    return round(usual, DIGITS) if moved else level
 
 
 def _legs(nows: Sequence[float]) -> int:

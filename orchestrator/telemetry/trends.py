@@ -42,7 +42,7 @@ SIGMA_PER_MEDIAN_DEVIATION = 1.4826
 RETRY_SLOTS, MOST_TRIALS = 20, 3
 """An estimate that nothing has confirmed for so many slots is given up, so that a device that
 recovers while it is idle is used again; twice as many whenever it was still slow then, up to eight
-times as many."""
+times as many, and twice as many again of what is averaged."""
 
 
 def _new(_: object) -> Trend:

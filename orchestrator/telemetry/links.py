@@ -11,7 +11,7 @@ import numpy as np
 
 from orchestrator.core.cluster import ClusterState, Device, Link
 from orchestrator.core.durable import Trend
-from orchestrator.core.slot import StepReport
+from orchestrator.core.slot import StepReport, Transfer
 from orchestrator.core.view import ZonePath
 from orchestrator.telemetry.trends import Trends
 
@@ -23,6 +23,10 @@ LEAST_STEP_SHARE = 0.01
 
 Ends = tuple[str, str]
 """Nodes of a directed path."""
+
+
+_Like = tuple[str, str, int, int]
+"""Messages that take as long as each other: devices, number and bytes."""
 
 
 class Links:
@@ -47,7 +51,7 @@ class Links:
     ) -> None:
         self._described, self.links = cluster, cluster.links
         self._least = log(ratio)
-        self._paths: dict[tuple[str, str], Link] = {}  # of the last slot, by device
+        self._said: dict[_Like, tuple[Ends, float]] = {}  # of the last slot's messages
         self.trends = Trends(memory)
         """What is known, to be kept over a restart."""
         self._keep(cluster.devices)
@@ -84,22 +88,26 @@ class Links:
         """Of every pair of nodes: log(measured / described), and lateness as a share of a step."""
         ratios: dict[Ends, list[float]] = {}
         late: dict[Ends, list[float]] = {}
-        paths, self._paths = self._paths, {}
+        known, self._said = self._said, {}
         for report in sorted(reports, key=lambda report: (report.device_id, report.step)):
             for sent in report.transfers:
-                source, target = present.get(sent.source), present.get(sent.target)
-                if source is None or target is None:
+                if sent.source not in present or sent.target not in present:
                     continue
-                pair = sent.source, sent.target
-                path = paths.get(pair) or self._described.link(source, target)
-                self._paths[pair] = path
-                each_bytes = sent.size_bytes / sent.num_messages
-                said_s = sent.num_messages * path.occupied_s(each_bytes)
+                like = sent.source, sent.target, sent.num_messages, sent.size_bytes
+                said = known.get(like) or self._describe(
+                    sent, present[sent.source], present[sent.target]
+                )
+                self._said[like] = ends, said_s = said
                 if said_s > 0 and sent.busy_s > 0:
-                    ends = source.node_id, target.node_id
                     ratios.setdefault(ends, []).append(log(sent.busy_s / said_s))
                     late.setdefault(ends, []).append((sent.busy_s - said_s) / report.step_s)
         return ratios, late
+
+    def _describe(self, sent: Transfer, source: Device, target: Device) -> tuple[Ends, float]:
+        """Between which nodes such messages go, and how long they should take, in seconds."""
+        path = self._described.link(source, target)
+        each_bytes = sent.size_bytes / sent.num_messages
+        return (source.node_id, target.node_id), sent.num_messages * path.occupied_s(each_bytes)
 
     def _as_measured(self, on_node: Mapping[str, Device]) -> tuple[Link, ...]:
         """The described links at the median of their class, and odd pairs by themselves."""

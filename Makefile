@@ -37,15 +37,15 @@ test: $(READY)  ## Run the tiers unit, repo, simulation and runtime (.ci/run: al
 RAY_TESTS := $(addprefix tests/runtime/,test_ray_* test_faults.py test_s3.py test_runs.py \
   test_evaluation_runs.py test_run_checkpoints.py)
 test-ray: $(READY)
-	@$(call beside,ray,$(BIN)/python -m pytest $(RAY_TESTS))
+	@$(call beside,ray,$(BIN)/python -m pytest -m 'not long' $(RAY_TESTS))
 
 # ... nor must the workers of these, which take as long ...
 test-runtime: $(READY)
-	$(BIN)/python -m pytest tests/runtime $(addprefix --ignore-glob=,$(RAY_TESTS))
+	$(BIN)/python -m pytest -m 'not long' tests/runtime $(addprefix --ignore-glob=,$(RAY_TESTS))
 
 # ... so what only computes gets the processors that they leave (Ray's workers have nice 15).
 test-pure: $(READY)
-	@$(call beside,pure,nice -n 19 $(BIN)/python -m pytest tests/unit tests/repo tests/simulation)
+	@$(call beside,pure,nice -n 19 $(BIN)/python -m pytest -m 'not long' tests/unit tests/repo tests/simulation)
 
 # $(call beside,NAME,COMMAND): what a command says is shown once it is over.
 beside = $(2) > $(VENV)/$(1).log 2>&1; ended=$$?; cat $(VENV)/$(1).log; exit $$ended

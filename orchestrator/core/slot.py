@@ -179,7 +179,7 @@ class PlanningProblem:
     """Devices that are there, but about to be taken away: they are not in ``cluster``."""
 
     rentable: tuple[Device, ...] = ()
-    """As it would be, a device of each pool that has none now and can be asked for one."""
+    """As it would be, a device of each pool that had none at the start and may get one."""
 
     memory_margin_ratio: float = 0.10
     activation_checkpointing: ActivationCheckpointing = "auto"

@@ -81,6 +81,7 @@ def test_workers_whose_link_is_cut_are_joined_again(
     assert not [event for event in case.events if event.kind == "lost"]
 
 
+@pytest.mark.long
 def test_a_job_that_is_killed_goes_on_with_the_same_command(
     tmp_path: Path, undisturbed: Case
 ) -> None:
@@ -164,6 +165,7 @@ def test_a_link_that_carries_less_is_named_and_none_of_its_ends(
     assert {device for device, _ in named} <= {"fast-0", "fast-1"}
 
 
+@pytest.mark.long
 def test_drawn_faults_are_survived() -> None:
     result = chaos.run(argparse.Namespace(quick=True, seed=0, runs=0))
     assert [row for row in result.table if row["breaches"]] == []

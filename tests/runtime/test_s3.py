@@ -137,6 +137,7 @@ def losses_alone(run: RunConfig) -> list[float]:
     return train_alone(spec, training.steps or 0)[1]
 
 
+@pytest.mark.long
 def test_a_run_in_a_bucket_survives_hiccups_and_a_kill_resumes_and_is_reported(
     server: Server, tmp_path: Path
 ) -> None:

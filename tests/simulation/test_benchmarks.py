@@ -21,6 +21,7 @@ HELD_HERE = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HELD_HERE)
 def test_the_short_form_holds_its_bars(name: str) -> None:
     options = argparse.Namespace(quick=True, seed=7, slots=120)
